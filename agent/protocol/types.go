@@ -19,21 +19,21 @@ func ToMillis(d time.Duration) Millis {
 
 // ChallengeRequest asks for a nonce (POST /agent/v1/link/challenge). It carries no credential.
 type ChallengeRequest struct {
-	PublicKey []byte `json:"publicKey"` // Ed25519, 32 bytes
-	AgentID   string `json:"agentId"`   // empty on a first link
+	PublicKey []byte `json:"publicKey" wire:"required"` // Ed25519, 32 bytes
+	AgentID   string `json:"agentId"`                   // empty on a first link
 }
 
 // Challenge is a single-use nonce, bound to the public key that asked for it.
 type Challenge struct {
-	Nonce     string `json:"nonce"`
-	ServerID  string `json:"serverId"` // names the control plane, not the instance
-	ExpiresIn Millis `json:"expiresInMs"`
+	Nonce     string `json:"nonce" wire:"required"`
+	ServerID  string `json:"serverId" wire:"required"` // names the control plane, not the instance
+	ExpiresIn Millis `json:"expiresInMs" wire:"required"`
 }
 
 // LinkRequest proves possession of a key pair and tells who the agent is (POST /agent/v1/link).
 type LinkRequest struct {
 	AgentID    string            `json:"agentId"`
-	PublicKey  []byte            `json:"publicKey"`
+	PublicKey  []byte            `json:"publicKey" wire:"required"`
 	Name       string            `json:"name"`
 	Labels     map[string]string `json:"labels"`
 	Types      []string          `json:"types"` // job and query types together
@@ -41,33 +41,33 @@ type LinkRequest struct {
 	Version    string            `json:"version"`
 	OS         string            `json:"os"`
 	Arch       string            `json:"arch"`
-	ProcessID  string            `json:"processId"` // "<boot id>.<random per process>", at most 128 characters
-	Start      bool              `json:"start"`     // true on a process's first link only
-	Nonce      string            `json:"nonce"`
-	Signature  []byte            `json:"signature"` // over LinkMessage
+	ProcessID  string            `json:"processId" wire:"required"` // "<boot id>.<random per process>", at most 128 characters
+	Start      bool              `json:"start" wire:"required"`     // true on a process's first link only
+	Nonce      string            `json:"nonce" wire:"required"`
+	Signature  []byte            `json:"signature" wire:"required"` // over LinkMessage
 }
 
 // Link is what an agent gets for its proof: its id, a fresh API key, and the server's pace.
 type Link struct {
-	AgentID      string   `json:"agentId"`
-	APIKey       string   `json:"apiKey"`
-	KeyExpiresIn Millis   `json:"apiKeyExpiresInMs"`
-	LeaseTTL     Millis   `json:"leaseTtlMs"`
-	Heartbeat    Millis   `json:"heartbeatMs"`
-	PollWait     Millis   `json:"pollWaitMs"`
+	AgentID      string   `json:"agentId" wire:"required"`
+	APIKey       string   `json:"apiKey" wire:"required"`
+	KeyExpiresIn Millis   `json:"apiKeyExpiresInMs" wire:"required"`
+	LeaseTTL     Millis   `json:"leaseTtlMs" wire:"required"`
+	Heartbeat    Millis   `json:"heartbeatMs" wire:"required"`
+	PollWait     Millis   `json:"pollWaitMs" wire:"required"`
 	MaxLogBody   int64    `json:"maxLogBody"` // bytes as sent
 	LogEncodings []string `json:"logEncodings"`
-	ServerID     string   `json:"serverId"`
+	ServerID     string   `json:"serverId" wire:"required"`
 }
 
 // Job is an offer (the 200 of GET /agent/v1/jobs/next). It becomes a running attempt only
 // when its first heartbeat has been answered.
 type Job struct {
-	ID         string            `json:"id"`
-	Type       string            `json:"type"`
-	Attempt    int64             `json:"attempt"` // a new number for every offer
-	LeaseToken string            `json:"leaseToken"`
-	LeaseTTL   Millis            `json:"leaseTtlMs"`
+	ID         string            `json:"id" wire:"required"`
+	Type       string            `json:"type" wire:"required"`
+	Attempt    int64             `json:"attempt" wire:"required"` // a new number for every offer
+	LeaseToken string            `json:"leaseToken" wire:"required"`
+	LeaseTTL   Millis            `json:"leaseTtlMs" wire:"required"`
 	Payload    json.RawMessage   `json:"payload"`
 	Env        map[string]string `json:"env"`
 	Timeout    Millis            `json:"timeoutMs"` // 0 = none
@@ -85,16 +85,16 @@ type AttemptRef struct {
 
 // HeartbeatRequest keeps a lease (POST /agent/v1/jobs/{id}/heartbeat).
 type HeartbeatRequest struct {
-	Attempt         int64  `json:"attempt"`
-	LeaseToken      string `json:"leaseToken"`
+	Attempt         int64  `json:"attempt" wire:"required"`
+	LeaseToken      string `json:"leaseToken" wire:"required"`
 	SpooledBytes    int64  `json:"spooledBytes"`
 	OldestUnshipped Millis `json:"oldestUnshippedMs"`
 }
 
 // Heartbeat is the answer to a heartbeat: the lease was renewed when the request arrived and again as it was answered.
 type Heartbeat struct {
-	LeaseTTL  Millis  `json:"leaseTtlMs"`
-	Heartbeat Millis  `json:"heartbeatMs"`
+	LeaseTTL  Millis  `json:"leaseTtlMs" wire:"required"`
+	Heartbeat Millis  `json:"heartbeatMs" wire:"required"`
 	Cancel    *Cancel `json:"cancel"` // null while nobody asked
 }
 
@@ -118,28 +118,28 @@ const (
 
 // Completion reports an attempt's end (POST /agent/v1/jobs/{id}/complete). Repeating it is harmless.
 type Completion struct {
-	Attempt    int64           `json:"attempt"`
-	LeaseToken string          `json:"leaseToken"`
-	Outcome    Outcome         `json:"outcome"`
+	Attempt    int64           `json:"attempt" wire:"required"`
+	LeaseToken string          `json:"leaseToken" wire:"required"`
+	Outcome    Outcome         `json:"outcome" wire:"required"`
 	ExitCode   int             `json:"exitCode"`
 	Signal     string          `json:"signal"` // a name: SIGKILL
 	Error      string          `json:"error"`
 	Result     json.RawMessage `json:"result,omitempty"`
-	LogRecords int64           `json:"logRecords"` // how many record numbers the attempt's log covers
-	StartedAt  time.Time       `json:"startedAt"`
-	FinishedAt time.Time       `json:"finishedAt"`
+	LogRecords int64           `json:"logRecords" wire:"required"` // how many record numbers the attempt's log covers
+	StartedAt  time.Time       `json:"startedAt,omitzero"`
+	FinishedAt time.Time       `json:"finishedAt,omitzero"`
 }
 
 // Release gives an offer back, or an accepted job that has not started (POST /agent/v1/jobs/{id}/release).
 type Release struct {
-	Attempt    int64  `json:"attempt"`
-	LeaseToken string `json:"leaseToken"`
+	Attempt    int64  `json:"attempt" wire:"required"`
+	LeaseToken string `json:"leaseToken" wire:"required"`
 	Reason     string `json:"reason"`
 }
 
 // Next is the server's word on a log: everything below it is durably stored. Nothing else lets the agent forget.
 type Next struct {
-	Next int64 `json:"next"`
+	Next int64 `json:"next" wire:"required"`
 }
 
 // Stream says who wrote a record.

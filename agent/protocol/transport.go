@@ -1,0 +1,148 @@
+package protocol
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/url"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// How soon a connection that leads nowhere (a black hole: no RST, no answer) is given up.
+const (
+	// pingAfter and pingTimeout: an HTTP/2 connection on which nothing came for 5 s is pinged,
+	// and closed when the ping isn't answered in another 5 s. A held poll is such a silence.
+	pingAfter   = 5 * time.Second
+	pingTimeout = 5 * time.Second
+	// HTTP/1.1 has no ping, so TCP's own probes do it: 5 s + 3 × 2 s.
+	keepAliveIdle     = 5 * time.Second
+	keepAliveInterval = 2 * time.Second
+	keepAliveCount    = 3
+	// What was sent and is not acknowledged for as long ends the connection (TCP_USER_TIMEOUT).
+	// Small requests are acknowledged within a round trip. Log bodies have longer: a server that
+	// stops reading for a moment, its disk being busy, looks the same to TCP.
+	userTimeout     = 10 * time.Second
+	userTimeoutLogs = 30 * time.Second
+	// dialTimeout bounds name look-up and connect, handshakeTimeout the TLS handshake: the same order as above.
+	dialTimeout      = 10 * time.Second
+	handshakeTimeout = 10 * time.Second
+	// idleTimeout closes connections before the usual proxies do (60 s), so that a request
+	// rarely meets a connection that is just being closed.
+	idleTimeout = 50 * time.Second
+)
+
+// pool names a set of connections that nothing else may use up.
+type pool int
+
+const (
+	poolRest       pool = iota // link, complete, release
+	poolHeartbeats             // never behind a log body
+	poolPolls                  // held for long
+	poolLogs                   // large bodies
+	poolQueries                // a flood of them delays nothing else
+	numPools
+)
+
+// pools holds one transport per pool. HTTP/2 would otherwise put everything on one
+// connection, where a log body on a slow link stands before a heartbeat.
+type pools struct {
+	cfg        ClientConfig
+	base       http.RoundTripper
+	fixed      [numPools]*http.Transport // but for heartbeats
+	heartbeats atomic.Pointer[http.Transport]
+}
+
+func (p *pools) open(cfg ClientConfig) {
+	p.cfg, p.base = cfg, cfg.Base
+	if p.base != nil {
+		return
+	}
+	for i := range p.fixed {
+		p.fixed[i] = newTransport(cfg, pool(i))
+	}
+	p.heartbeats.Store(p.fixed[poolHeartbeats])
+}
+
+func (p *pools) get(which pool) http.RoundTripper {
+	switch {
+	case p.base != nil:
+		return p.base
+	case which == poolHeartbeats:
+		return p.heartbeats.Load()
+	default:
+		return p.fixed[which]
+	}
+}
+
+func (p *pools) freshHeartbeats() {
+	if p.base != nil {
+		return
+	}
+	old := p.heartbeats.Swap(newTransport(p.cfg, poolHeartbeats))
+	old.CloseIdleConnections()
+}
+
+func (p *pools) close() {
+	if p.base != nil {
+		return
+	}
+	for _, t := range p.fixed {
+		t.CloseIdleConnections()
+	}
+	p.heartbeats.Load().CloseIdleConnections()
+}
+
+func newTransport(cfg ClientConfig, which pool) *http.Transport {
+	unacked := userTimeout
+	if which == poolLogs {
+		unacked = userTimeoutLogs
+	}
+	dialer := &net.Dialer{
+		Timeout: dialTimeout,
+		KeepAliveConfig: net.KeepAliveConfig{
+			Enable: true, Idle: keepAliveIdle, Interval: keepAliveInterval, Count: keepAliveCount,
+		},
+		Control: func(_, _ string, raw syscall.RawConn) error {
+			var inner error
+			err := raw.Control(func(fd uintptr) {
+				inner = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unacked.Milliseconds()))
+			})
+			if err != nil {
+				return err
+			}
+			return inner
+		},
+	}
+	tlsConfig := &tls.Config{MinVersion: tls.VersionTLS12}
+	if cfg.TLS != nil {
+		tlsConfig = cfg.TLS.Clone()
+		tlsConfig.MinVersion = max(tlsConfig.MinVersion, tls.VersionTLS12)
+	}
+	return &http.Transport{
+		Proxy:                  cfg.Proxy,
+		OnProxyConnectResponse: checkProxy,
+		DialContext:            dialer.DialContext,
+		TLSClientConfig:        tlsConfig,
+		TLSHandshakeTimeout:    handshakeTimeout,
+		ForceAttemptHTTP2:      true,
+		HTTP2:                  &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
+		MaxIdleConnsPerHost:    64, // as many attempts as may ship or beat at once; the default of 2 would dial for each
+		IdleConnTimeout:        idleTimeout,
+		MaxResponseHeaderBytes: 64 << 10, // ours are under 1 KiB
+		WriteBufferSize:        64 << 10, // log bodies are written whole, not by 4 KiB
+		DisableCompression:     true,     // answers are small, and a bounded body shouldn't unpack into a huge one
+	}
+}
+
+// checkProxy turns a proxy's refusal into an error that says whose it is.
+func checkProxy(_ context.Context, proxy *url.URL, _ *http.Request, answer *http.Response) error {
+	if answer.StatusCode == http.StatusOK {
+		return nil
+	}
+	return &proxyError{proxy: proxy.Host, status: answer.StatusCode}
+}
