@@ -1,0 +1,175 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentd/agent/protocol"
+)
+
+// OutageMode is how a port is down.
+type OutageMode string
+
+// The two ways: the kernel refuses, or somebody accepts and never says anything.
+const (
+	Refuse    OutageMode = "refuse"
+	Blackhole OutageMode = "blackhole"
+)
+
+// maxOutage bounds an outage: longer ones are a mistyped unit.
+const maxOutage = 24 * time.Hour
+
+// OutageSpec is what PUT /mock/v1/outage takes.
+type OutageSpec struct {
+	Mode OutageMode      `json:"mode"`
+	For  protocol.Millis `json:"forMs"`
+	// Partition leaves the server at work, so that leases run out; without it, it is as if the
+	// server had been stopped.
+	Partition bool `json:"partition"`
+}
+
+func (s OutageSpec) validate() error {
+	if s.Mode != Refuse && s.Mode != Blackhole {
+		return fmt.Errorf("faults: mode %q is unknown: want %s or %s", s.Mode, Refuse, Blackhole)
+	}
+	if s.For <= 0 || s.For > protocol.ToMillis(maxOutage) {
+		return fmt.Errorf("faults: forMs %d: want 1 to %d", s.For, protocol.ToMillis(maxOutage))
+	}
+	return nil
+}
+
+// OutageState is what GET /mock/v1/outage tells.
+type OutageState struct {
+	Active    bool            `json:"active"`
+	Mode      OutageMode      `json:"mode,omitempty"`
+	Remaining protocol.Millis `json:"remainingMs,omitempty"`
+	Partition bool            `json:"partition,omitempty"`
+}
+
+// OutageConfig is what an Outage needs; its zero value works.
+type OutageConfig struct {
+	// Rest keeps leases from running out for so long; called as an outage without partition begins,
+	// with its length and one LeaseTTL more. May be nil.
+	Rest     func(time.Duration)
+	LeaseTTL time.Duration
+	Logger   *zap.Logger // nil: none
+}
+
+// Outage takes listeners and handlers down for a while. It may be used concurrently.
+type Outage struct {
+	cfg OutageConfig
+	log *zap.Logger
+
+	mu     sync.Mutex
+	now    *down              // guarded by mu; nil while all is well
+	calm   context.Context    // guarded by mu; ends as an outage begins, then renewed
+	strike context.CancelFunc // guarded by mu; ends calm
+	ports  map[*port]struct{} // guarded by mu
+	closed bool               // guarded by mu
+}
+
+// down is one outage. Its fields don't change; over is closed at its end.
+type down struct {
+	spec  OutageSpec
+	until time.Time
+	timer *time.Timer
+	over  chan struct{}
+}
+
+// NewOutage makes an Outage; nothing is down.
+func NewOutage(cfg OutageConfig) *Outage {
+	o := &Outage{cfg: cfg, log: cfg.Logger, ports: map[*port]struct{}{}}
+	o.calm, o.strike = context.WithCancel(context.Background())
+	if o.log == nil {
+		o.log = zap.NewNop()
+	}
+	return o
+}
+
+// Begin starts an outage, in place of one that is on.
+func (o *Outage) Begin(spec OutageSpec) error {
+	if err := spec.validate(); err != nil {
+		return err
+	}
+	length := spec.For.Duration()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return fmt.Errorf("faults: the server is shutting down")
+	}
+	o.endLocked()
+	// Before the port goes down: no lease may run out in between.
+	if o.cfg.Rest != nil && !spec.Partition {
+		o.cfg.Rest(length + o.cfg.LeaseTTL)
+	}
+	d := &down{spec: spec, until: time.Now().Add(length), over: make(chan struct{})}
+	d.timer = time.AfterFunc(length, func() { o.end(d) })
+	o.now = d
+	o.strike()
+	o.calm, o.strike = context.WithCancel(context.Background())
+	for p := range o.ports {
+		p.takeDown(d)
+	}
+	o.log.Info("outage began", zap.String("mode", string(spec.Mode)), zap.Duration("for", length), zap.Bool("partition", spec.Partition))
+	return nil
+}
+
+// End ends an outage, if one is on.
+func (o *Outage) End() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.endLocked()
+}
+
+// Close ends an outage and lets no other begin: a server that shuts down waits for its handlers.
+func (o *Outage) Close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = true
+	o.endLocked()
+}
+
+// State tells what is on.
+func (o *Outage) State() OutageState {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	d := o.now
+	if d == nil {
+		return OutageState{}
+	}
+	return OutageState{Active: true, Mode: d.spec.Mode, Partition: d.spec.Partition,
+		Remaining: protocol.ToMillis(max(0, time.Until(d.until)))}
+}
+
+func (o *Outage) end(d *down) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.now == d {
+		o.endLocked()
+	}
+}
+
+func (o *Outage) endLocked() {
+	d := o.now
+	if d == nil {
+		return
+	}
+	o.now = nil
+	d.timer.Stop()
+	for p := range o.ports {
+		p.bringUp(d)
+	}
+	close(d.over)
+	o.log.Info("outage ended", zap.String("mode", string(d.spec.Mode)))
+}
+
+// current is the outage that is on, or nil, and a context that ends when the next one begins.
+func (o *Outage) current() (*down, context.Context) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.now, o.calm
+}
