@@ -11,7 +11,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"runtime"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -22,12 +24,15 @@ import (
 // so that a marker inherited by some other process doesn't count.
 const inside = "AGENTD_TEST_NETNS"
 
+// born is inside's value in a process that was born in its namespace and has yet to set it up.
+const born = "born"
+
 // Run runs m's tests and exits. Call it first in TestMain, after entry points of re-executed helpers.
 func Run(m *testing.M, ignore ...goleak.Option) {
 	if err := isolate(); err != nil {
 		fmt.Fprintf(os.Stderr, "testmain: no network namespace of its own: %v\n"+
 			"Tests may dial loopback only, and this keeps them to it. Run them as root, or where\n"+
-			"unprivileged user namespaces are allowed.\n", err)
+			"unprivileged user namespaces are allowed (sysctl kernel.unprivileged_userns_clone=1).\n", err)
 		os.Exit(1)
 	}
 	goleak.VerifyTestMain(m, ignore...)
@@ -38,23 +43,30 @@ func isolate() error {
 	if err != nil {
 		return err
 	}
-	if os.Getenv(inside) == ns {
+	switch os.Getenv(inside) {
+	case ns:
 		return nil
+	case born: // the child of asUser
+		if err := loopbackUp(); err != nil {
+			return err
+		}
+		return os.Setenv(inside, ns)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return err
 	}
 	// Namespaces belong to threads: the one that leaves must be the one that executes.
 	runtime.LockOSThread()
-	if err := unshare(); err != nil {
+	if err := unix.Unshare(unix.CLONE_NEWNET); errors.Is(err, unix.EPERM) {
+		return asUser(exe)
+	} else if err != nil {
 		return err
 	}
 	if err := loopbackUp(); err != nil {
 		return err
 	}
-	ns, err = os.Readlink("/proc/thread-self/ns/net")
-	if err != nil {
-		return err
-	}
-	exe, err := os.Executable()
-	if err != nil {
+	if ns, err = os.Readlink("/proc/thread-self/ns/net"); err != nil {
 		return err
 	}
 	if err := os.Setenv(inside, ns); err != nil {
@@ -63,12 +75,24 @@ func isolate() error {
 	return unix.Exec(exe, os.Args, os.Environ()) //nolint:gosec // its own binary, its own arguments
 }
 
-// unshare leaves the network namespace. A multi-threaded process can't make a user namespace,
-// so without CAP_SYS_ADMIN this fails, and Run says what to do.
-func unshare() error {
-	err := unix.Unshare(unix.CLONE_NEWNET)
-	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("unshare: %w (not root)", err)
+// asUser is the way for those who aren't root: a child in a user namespace of its own, in which it may
+// make the network's. A process with threads can't do that to itself. It doesn't return but with an error.
+func asUser(exe string) error {
+	cmd := exec.Command(exe, os.Args[1:]...) //nolint:gosec,noctx // its own binary; it ends with its child
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), inside+"="+born)
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+		Pdeathsig:   unix.SIGKILL,
+	}
+	err := cmd.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		os.Exit(exit.ExitCode())
+	}
+	if err == nil {
+		os.Exit(0)
 	}
 	return err
 }

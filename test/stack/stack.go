@@ -1,0 +1,186 @@
+package stack
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"agentd/controlplane-mock/adminclient"
+)
+
+// startWithin bounds how long a server may take to answer, or an agent to come online. Both do within a second
+// on an idle machine; the rest is for busy ones.
+const startWithin = 30 * time.Second
+
+// Config says what to run.
+type Config struct {
+	Bin        string   // folder with agentd and controlplane-mock
+	Dir        string   // scratch directory: everything is kept there
+	ServerArgs []string // further flags of `controlplane-mock serve`
+	Store      string   // default: redka in Dir
+	Config     string   // further YAML of the agent's config: handlers, max_jobs …
+	AgentEnv   []string
+}
+
+// Stack is a control plane and an agent.
+type Stack struct {
+	Admin      *adminclient.Client
+	URL        string
+	Server     *Process
+	Agent      *Process
+	AgentID    string
+	ConfigFile string
+	StateDir   string
+	RuntimeDir string
+	TokenFile  string // the admin's
+	cfg        Config
+	listen     string
+}
+
+// Start starts both and returns when the agent is online. On an error nothing is left running.
+func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
+	s := &Stack{
+		cfg:        cfg,
+		ConfigFile: filepath.Join(cfg.Dir, "agentd.yaml"),
+		StateDir:   filepath.Join(cfg.Dir, "state"),
+		RuntimeDir: filepath.Join(cfg.Dir, "run"),
+		TokenFile:  filepath.Join(cfg.Dir, "admin-token"),
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Stop())
+		}
+	}()
+	if s.listen, err = freePort(); err != nil {
+		return nil, err
+	}
+	s.URL = "http://" + s.listen
+	if err := s.StartServer(ctx); err != nil {
+		return nil, err
+	}
+	config := fmt.Sprintf("server: %s\nname: stack\nstate_dir: %s\nruntime_dir: %s\n%s", s.URL, s.StateDir, s.RuntimeDir, cfg.Config)
+	if err := os.WriteFile(s.ConfigFile, []byte(config), 0o600); err != nil {
+		return nil, err
+	}
+	if err := s.link(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.StartAgent(ctx); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// StartServer starts the control plane, again after a Kill too, and waits until it is ready.
+func (s *Stack) StartServer(ctx context.Context) (err error) {
+	store := s.cfg.Store
+	if store == "" {
+		store = "redka:" + filepath.Join(s.cfg.Dir, "store")
+	}
+	argv := append([]string{filepath.Join(s.cfg.Bin, "controlplane-mock"), "serve", "--listen", s.listen,
+		"--store", store, "--admin-token-file", s.TokenFile}, s.cfg.ServerArgs...)
+	if s.Server, err = StartProcess("the control plane", filepath.Join(s.cfg.Dir, "controlplane.log"), nil, argv...); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	err = poll(ctx, func() error {
+		token, err := os.ReadFile(s.TokenFile)
+		if err != nil {
+			return err
+		}
+		if s.Admin, err = adminclient.New(adminclient.Config{URL: s.URL, Token: strings.TrimSpace(string(token))}); err != nil {
+			return err
+		}
+		return s.Admin.Ready(ctx)
+	})
+	if err != nil {
+		return fmt.Errorf("the control plane did not get ready: %w\n%s", err, s.Server.Tail())
+	}
+	return nil
+}
+
+// link gives the agent its identity.
+func (s *Stack) link(ctx context.Context) error {
+	token, err := s.Admin.Token(ctx, adminclient.TokenRequest{})
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(s.cfg.Bin, "agentd"), "link", "--config", s.ConfigFile, "--token-file", "-")
+	cmd.Stdin = strings.NewReader(token)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	id, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("agentd link: %w\n%s", err, stderr.String())
+	}
+	s.AgentID = strings.TrimSpace(string(id))
+	return nil
+}
+
+// StartAgent starts the agent, again after a Kill too, and waits until it says that it is healthy.
+func (s *Stack) StartAgent(ctx context.Context) (err error) {
+	agentd := filepath.Join(s.cfg.Bin, "agentd")
+	if s.Agent, err = StartProcess("the agent", filepath.Join(s.cfg.Dir, "agentd.log"), s.cfg.AgentEnv, agentd, "run", "--config", s.ConfigFile); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	err = poll(ctx, func() error {
+		out, err := exec.CommandContext(ctx, agentd, "status", "--check", "--config", s.ConfigFile).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("agentd status: %w: %s", err, bytes.TrimSpace(out))
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("the agent did not come online: %w\n%s", err, s.Agent.Tail())
+	}
+	return nil
+}
+
+// Stop ends the agent, then the control plane.
+func (s *Stack) Stop() error {
+	const patience = 60 * time.Second // more than the agent's default drain and flush together
+	var errs []error
+	for _, p := range []**Process{&s.Agent, &s.Server} {
+		if *p != nil {
+			errs = append(errs, (*p).Stop(patience))
+			*p = nil
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// poll calls f until it answers nil or ctx ends; then f's last error says why.
+func poll(ctx context.Context, f func() error) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-tick.C:
+		}
+	}
+}
+
+func freePort() (string, error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer ln.Close()
+	return ln.Addr().String(), nil
+}
