@@ -86,6 +86,9 @@ func decodeValue(raw []byte, v reflect.Value, at string) error {
 
 // wanted names a type as a reader of the protocol knows it.
 func wanted(t reflect.Type) string {
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
 	switch {
 	case t == reflect.TypeFor[time.Time]():
 		return "an RFC 3339 time"

@@ -2,7 +2,9 @@ package protocol
 
 import (
 	"encoding/base64"
+	"encoding/binary"
 	"math/bits"
+	"slices"
 	"strconv"
 	"unicode/utf8"
 )
@@ -34,7 +36,7 @@ func appendLine[T string | []byte](dst []byte, ts int64, stream Stream, line T, 
 	text := len(dst)
 	dst, ok := appendText(dst, line)
 	if !ok {
-		dst[text-3] = 'b'
+		dst[text-4] = 'b'
 		dst = base64.StdEncoding.AppendEncode(dst[:text], []byte(line))
 	}
 	dst = append(dst, '"')
@@ -73,34 +75,52 @@ func appendGap(dst []byte, r Record) []byte {
 // appendText appends s as the inside of a JSON string; false, with dst in any state past its
 // length, where s isn't valid UTF-8.
 func appendText[T string | []byte](dst []byte, s T) ([]byte, bool) {
+	// Most lines have nothing to escape: one scan, one copy.
 	i := special(s, false)
+	dst = append(dst, s[:i]...)
 	if i == len(s) {
-		return append(dst, s...), true
+		return dst, true
 	}
-	// From the first byte that isn't ASCII on, the text is checked once; the scan then looks for escapes only.
-	utf := s[i] >= utf8.RuneSelf
-	if utf && !valid(s[i:]) {
-		return dst, false
-	}
-	for {
-		if utf {
-			i += special(s[i:], true)
+	// The others (JSON, paths, quotes) have a lot: word by word, copying each before it is known
+	// how much of it counts. From the first byte above ASCII on, the text is checked once.
+	s = s[i:]
+	utf := uint64(0)
+	for len(s) >= 8 {
+		if cap(dst)-len(dst) < 8+6 { // a word, or what one byte of it escapes to
+			dst = slices.Grow(dst, len(s)+len(s)/4+16)
 		}
-		dst = append(dst, s[:i]...)
-		if i == len(s) {
-			return dst, true
-		}
-		if s[i] >= utf8.RuneSelf {
-			if !valid(s[i:]) {
-				return dst, false
-			}
-			utf, s, i = true, s[i:], 0
+		w := load(s)
+		binary.LittleEndian.PutUint64(dst[len(dst):len(dst)+8], w)
+		hit := hits(w, utf)
+		if hit == 0 {
+			dst, s = dst[:len(dst)+8], s[8:]
 			continue
 		}
-		dst = appendEscape(dst, s[i])
-		s = s[i+1:]
-		i = special(s, utf)
+		i := bits.TrailingZeros64(hit) / 8
+		dst, s = dst[:len(dst)+i], s[i:]
+		if s[0] < utf8.RuneSelf {
+			dst, s = appendEscape(dst, s[0]), s[1:]
+			continue
+		}
+		if !valid(s) {
+			return dst, false
+		}
+		utf = highs
 	}
+	for i := range len(s) {
+		switch b := s[i]; {
+		case b < 0x20 || b == '"' || b == '\\':
+			dst = appendEscape(dst, b)
+		case b >= utf8.RuneSelf && utf == 0 && !valid(s[i:]):
+			return dst, false
+		default:
+			if b >= utf8.RuneSelf {
+				utf = highs
+			}
+			dst = append(dst, b)
+		}
+	}
+	return dst, true
 }
 
 func valid[T string | []byte](s T) bool {
@@ -118,27 +138,31 @@ const (
 	highs = 0x8080808080808080
 )
 
-// special is where the first byte stands that can't be copied as it is: a quote, a backslash,
-// a control character and, unless utf, a byte above ASCII; len(s) if there is none. It looks
-// at eight bytes at a time: this is what the agent spends most of a line's time in.
-func special[T string | []byte](s T, utf bool) int {
+// hits has the high bit set in the lowest byte of w that can't be copied as it is: a quote, a
+// backslash, a control character and, unless utf (= highs) says that they are known to be
+// text, a byte above ASCII. Bits above the lowest are not reliable.
+func hits(w, utf uint64) uint64 {
+	// For a byte b below 0x80: b - 0x20 borrows into its high bit if b is a control character,
+	// and (b ^ quote) - 1 if b is a quote. A byte that borrows from the next one is a hit itself,
+	// so the lowest hit is exact. The bytes from 0x80 are the high bits of w.
+	return ((w-ones*0x20)|((w^ones*'"')-ones)|((w^ones*'\\')-ones))&^w&highs | w&^utf&highs
+}
+
+// special is where the first such byte stands; len(s) if there is none. It looks at eight
+// bytes at a time: this is what the agent spends most of a line's time in.
+func special[T string | []byte](s T, text bool) int {
+	utf := uint64(0)
+	if text {
+		utf = highs
+	}
 	i := 0
 	for ; i+8 <= len(s); i += 8 {
-		w := load(s[i : i+8])
-		// A byte b below 0x80: b - 0x20 borrows into the high bit if it is a control character;
-		// b ^ quote, minus one, if it is a quote. Borrows run upwards only, so the lowest hit is exact.
-		hit := (w - ones*0x20) | ((w ^ ones*'"') - ones) | ((w ^ ones*'\\') - ones)
-		if utf {
-			hit &^= w // bytes above ASCII are none
-		} else {
-			hit |= w
-		}
-		if hit &= highs; hit != 0 {
+		if hit := hits(load(s[i:i+8]), utf); hit != 0 {
 			return i + bits.TrailingZeros64(hit)/8
 		}
 	}
 	for ; i < len(s); i++ {
-		if b := s[i]; b < 0x20 || b == '"' || b == '\\' || b >= utf8.RuneSelf && !utf {
+		if b := s[i]; b < 0x20 || b == '"' || b == '\\' || b >= utf8.RuneSelf && !text {
 			return i
 		}
 	}
