@@ -27,6 +27,7 @@ type Config struct {
 	Store      string   // default: redka in Dir
 	Config     string   // further YAML of the agent's config: handlers, max_jobs …
 	AgentEnv   []string
+	NoAgent    bool // the control plane alone
 }
 
 // Stack is a control plane and an agent.
@@ -64,6 +65,9 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	s.URL = "http://" + s.listen
 	if err := s.StartServer(ctx); err != nil {
 		return nil, err
+	}
+	if cfg.NoAgent {
+		return s, nil
 	}
 	config := fmt.Sprintf("server: %s\nname: stack\nstate_dir: %s\nruntime_dir: %s\n%s", s.URL, s.StateDir, s.RuntimeDir, cfg.Config)
 	if err := os.WriteFile(s.ConfigFile, []byte(config), 0o600); err != nil {

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// ticksPerSecond is USER_HZ: 100 on every Linux that Go runs on.
+const ticksPerSecond = 100
+
+// cpuSeconds is a process's user and system time so far, its children left out.
+func cpuSeconds(pid int) (float64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	// The command name may hold spaces; fields count from behind its parenthesis.
+	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	user, err := strconv.ParseFloat(fields[11], 64)
+	if err != nil {
+		return 0, err
+	}
+	system, err := strconv.ParseFloat(fields[12], 64)
+	if err != nil {
+		return 0, err
+	}
+	return (user + system) / ticksPerSecond, nil
+}
+
+// field reads a number from /proc/PID/FILE: "RssAnon" of status (kB), "write_bytes" of io (bytes).
+func field(pid int, file, name string) (int64, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, file))
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	for in := bufio.NewScanner(f); in.Scan(); { // lines of /proc are short
+		if rest, ok := strings.CutPrefix(in.Text(), name+":"); ok {
+			return strconv.ParseInt(strings.Fields(rest)[0], 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("/proc/%d/%s has no %s", pid, file, name)
+}
+
+// anonMB is the process's anonymous memory in 10^6 bytes; shared mappings (the queue file) are counted by
+// queueMB.
+func anonMB(pid int) (float64, error) {
+	kb, err := field(pid, "status", "RssAnon")
+	return float64(kb) * 1024 / 1e6, err
+}
+
+// peak samples f until stop is called and returns the highest value seen.
+func peak(ctx context.Context, f func() (float64, error)) (stop func() float64) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	var most float64
+	wg.Go(func() {
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			if v, err := f(); err == nil {
+				most = max(most, v)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	})
+	return func() float64 {
+		cancel()
+		wg.Wait()
+		return most
+	}
+}
