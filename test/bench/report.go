@@ -40,7 +40,9 @@ func (r *report) goal(what, unit string, v, goal float64, sign string, met bool)
 // percentiles prints p50 and p99 of d in milliseconds; the goal is p99's.
 func (r *report) percentiles(what string, d []time.Duration, goal time.Duration) {
 	slices.Sort(d)
-	ms := func(p float64) float64 { return float64(d[min(len(d)-1, int(p*float64(len(d))))].Microseconds()) / 1000 }
+	ms := func(p float64) float64 {
+		return float64(d[min(len(d)-1, int(p*float64(len(d))))].Microseconds()) / 1000
+	}
 	r.value(fmt.Sprintf("%s, p50 of %d", what, len(d)), "%9.2f ms", ms(0.50))
 	r.atMost(fmt.Sprintf("%s, p99", what), "ms", ms(0.99), float64(goal.Microseconds())/1000)
 }
