@@ -119,8 +119,7 @@ func (p *port) tcp() syscall.RawConn {
 func (p *port) takeDown(d *down) {
 	raw := p.tcp()
 	if d.spec.Mode == Refuse && raw != nil {
-		// On a listening socket Linux takes this as "stop listening, stay bound".
-		raw.Control(func(fd uintptr) { unix.Shutdown(int(fd), unix.SHUT_RD) }) //nolint:errcheck,gosec // a closed listener refuses, too
+		raw.Control(stopListening) //nolint:errcheck,gosec // a closed listener refuses, too
 	}
 	for _, c := range p.open() {
 		if d.spec.Mode == Refuse {
@@ -133,13 +132,31 @@ func (p *port) takeDown(d *down) {
 
 func (p *port) bringUp(d *down) {
 	if raw := p.tcp(); d.spec.Mode == Refuse && raw != nil {
-		raw.Control(func(fd uintptr) { unix.Listen(int(fd), backlog) }) //nolint:errcheck,gosec // a closed listener needs it no more
+		raw.Control(listenAgain) //nolint:errcheck,gosec // a closed listener needs it no more
 	}
 	for _, c := range p.open() {
 		if c.silenced() != nil {
 			c.kill()
 		}
 	}
+}
+
+// stopListening leaves a bound socket that refuses. Linux takes a shutdown of a listening socket
+// as "stop listening, stay bound"; but a port that the kernel picked (bind to 0) it gives up, so
+// that one is bound once more, by its number.
+func stopListening(fd uintptr) {
+	sa, err := unix.Getsockname(int(fd))
+	unix.Shutdown(int(fd), unix.SHUT_RD) //nolint:errcheck,gosec // fails only on what doesn't listen
+	if err == nil {
+		unix.Bind(int(fd), sa) //nolint:errcheck,gosec // EINVAL: it stayed bound, as was wanted
+	}
+	// Two sockets that may share an address do so while neither listens: nobody shall slip in.
+	unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 0) //nolint:errcheck,gosec // a guard only
+}
+
+func listenAgain(fd uintptr) {
+	unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) //nolint:errcheck,gosec // as net.Listen had it
+	unix.Listen(int(fd), backlog)                                      //nolint:errcheck,gosec // the socket is bound, and asks for nothing new
 }
 
 func (p *port) open() []*portConn {

@@ -52,11 +52,10 @@ type OutageState struct {
 
 // OutageConfig is what an Outage needs; its zero value works.
 type OutageConfig struct {
-	// Rest keeps leases from running out for so long; called as an outage without partition begins,
-	// with its length and one LeaseTTL more. May be nil.
-	Rest     func(time.Duration)
-	LeaseTTL time.Duration
-	Logger   *zap.Logger // nil: none
+	// Rest is told the length of an outage without partition as it begins. The server then spares
+	// its leases for so long and for one TTL after, as if it had been stopped. May be nil.
+	Rest   func(time.Duration)
+	Logger *zap.Logger // nil: none
 }
 
 // Outage takes listeners and handlers down for a while. It may be used concurrently.
@@ -104,7 +103,7 @@ func (o *Outage) Begin(spec OutageSpec) error {
 	o.endLocked()
 	// Before the port goes down: no lease may run out in between.
 	if o.cfg.Rest != nil && !spec.Partition {
-		o.cfg.Rest(length + o.cfg.LeaseTTL)
+		o.cfg.Rest(length)
 	}
 	d := &down{spec: spec, until: time.Now().Add(length), over: make(chan struct{})}
 	d.timer = time.AfterFunc(length, func() { o.end(d) })

@@ -51,25 +51,33 @@ func Path(glob string) (Predicate, error) {
 	}), nil
 }
 
+// matchSegments needs to come back to the latest ** only: what an earlier one took was enough for
+// all that stands between the two, and the latest can take the rest. So no glob takes long.
 func matchSegments(want, got []string) bool {
-	for len(want) > 0 {
-		if want[0] == "**" {
-			for i := 0; i <= len(got); i++ {
-				if matchSegments(want[1:], got[i:]) {
-					return true
-				}
+	w, g, star, taken := 0, 0, -1, 0
+	for g < len(got) {
+		if w < len(want) && want[w] == "**" {
+			star, taken = w, g
+			w++
+			continue
+		}
+		if w < len(want) {
+			if ok, _ := path.Match(want[w], got[g]); ok {
+				w++
+				g++
+				continue
 			}
+		}
+		if star < 0 {
 			return false
 		}
-		if len(got) == 0 {
-			return false
-		}
-		if ok, _ := path.Match(want[0], got[0]); !ok {
-			return false
-		}
-		want, got = want[1:], got[1:]
+		taken++
+		w, g = star+1, taken
 	}
-	return len(got) == 0
+	for w < len(want) && want[w] == "**" {
+		w++
+	}
+	return w == len(want)
 }
 
 // Chance matches with probability p; random answers from [0,1).
