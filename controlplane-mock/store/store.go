@@ -12,6 +12,7 @@ package store
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,8 +39,22 @@ type GapError struct{ Next int64 }
 
 func (e *GapError) Error() string { return fmt.Sprintf("store: log gap: next is %d", e.Next) }
 
-// Sum is the SHA-256 of a credential.
+// Sum is the SHA-256 of a credential. As text, in JSON and in keys, it is hexadecimal.
 type Sum [32]byte
+
+// MarshalText writes s in hexadecimal.
+func (s Sum) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, s[:]), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (s *Sum) UnmarshalText(text []byte) error {
+	if len(text) != 2*len(s) {
+		return errors.New("store: a sum must have 64 hexadecimal digits")
+	}
+	_, err := hex.Decode(s[:], text)
+	return err
+}
+
+func (s Sum) String() string { return hex.EncodeToString(s[:]) }
 
 // Store is everything that outlives a request. Implementations pass storetest.Run.
 // All methods may be called concurrently.

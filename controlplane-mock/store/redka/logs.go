@@ -1,0 +1,309 @@
+package redka
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	redkadb "github.com/nalgeon/redka"
+
+	"agentd/controlplane-mock/store"
+	"agentd/controlplane-mock/store/rules"
+)
+
+// logKey names an attempt's log.
+type logKey struct {
+	jobID   string
+	attempt int64
+}
+
+func (k logKey) key(kind string) string {
+	return kind + "/" + k.jobID + "/" + strconv.FormatInt(k.attempt, 10)
+}
+
+func (k logKey) body(first int64) string { return k.key("body") + "/" + strconv.FormatInt(first, 10) }
+
+// maxTails is how many logs' ends are kept in memory. One that isn't costs a look-up.
+const maxTails = 1 << 14
+
+// tails are the ends of logs: shown is what is committed, under mu; over belongs to the leader of the
+// group of logs.db under way.
+type tails struct {
+	shown map[logKey]int64 // guarded by Store.mu
+	over  map[logKey]int64
+	grown []store.Event
+}
+
+func (s *Store) beginLogs() { s.tails.over, s.tails.grown = map[logKey]int64{}, nil }
+func (s *Store) abortLogs() { s.tails.over, s.tails.grown = nil, nil }
+
+func (s *Store) commitLogs() {
+	s.mu.Lock()
+	for k, next := range s.tails.over {
+		s.tails.shown[k] = next
+	}
+	for k := range s.tails.shown {
+		if len(s.tails.shown) <= maxTails {
+			break
+		}
+		delete(s.tails.shown, k) // any will do: it is read again when it is needed
+	}
+	s.mu.Unlock()
+	events := s.tails.grown
+	s.abortLogs()
+	s.watchers.tell(events)
+}
+
+// reloadLogs forgets the ends after the database was opened again.
+func (s *Store) reloadLogs() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.tails.shown)
+	return nil
+}
+
+// claim checks that ref may speak for its attempt's log, which it may for ever.
+func (s *Store) claim(ctx context.Context, ref store.Ref) error {
+	st, err := s.stateOf(ctx, ref.JobID)
+	if err != nil {
+		return err
+	}
+	if st.Claimed(ref) == nil {
+		return store.ErrNotFound
+	}
+	return nil
+}
+
+// stateOf is the committed state of a job, settled or not. Not to be changed.
+func (s *Store) stateOf(ctx context.Context, id string) (*rules.State, error) {
+	s.mu.Lock()
+	closed, j := s.closed, s.mem.jobs[id]
+	s.mu.Unlock()
+	if closed {
+		return nil, store.ErrStopped
+	}
+	if j != nil {
+		return &j.state, nil
+	}
+	var st rules.State
+	err := s.stateDB.view(ctx, func(tx *redkadb.Tx) error {
+		found, err := get(tx, stateKey(id), &st)
+		if err == nil && !found {
+			err = store.ErrNotFound
+		}
+		return err
+	})
+	return &st, err
+}
+
+// AppendLog stores a batch durably.
+func (s *Store) AppendLog(ctx context.Context, ref store.Ref, b store.LogBatch) (int64, error) {
+	if err := s.claim(ctx, ref); err != nil {
+		return 0, err
+	}
+	if b.First < 0 || b.Count < 0 || b.First > maxScore-b.Count {
+		return 0, fmt.Errorf("redka: record numbers %d+%d are out of range", b.First, b.Count)
+	}
+	k := logKey{ref.JobID, ref.Attempt}
+	end := b.First + b.Count
+	var next int64
+	var err error
+	if b.Count == 0 {
+		next, err = s.next(ctx, k)
+	} else {
+		err = s.logs.apply(ctx, len(b.Body), func(tx *redkadb.Tx) error {
+			next, err = s.append(tx, k, b)
+			return err
+		})
+	}
+	if err != nil || !b.Final {
+		return next, err
+	}
+	// In the other database. If we die in between, the agent has no answer and sends this again.
+	return next, s.alter(ctx, ref.JobID, 0, func(_ *store.NewJob, st *rules.State) (bool, error) {
+		if !st.SetLogLength(ref.Attempt, end) {
+			return false, nil
+		}
+		s.over.events = append(s.over.events, store.Event{Kind: store.EventLogAppended, JobID: ref.JobID, Attempt: ref.Attempt})
+		return true, nil
+	})
+}
+
+// append adds what is new of b. For the leader.
+func (s *Store) append(tx *redkadb.Tx, k logKey, b store.LogBatch) (int64, error) {
+	next, err := s.tail(tx, k)
+	if err != nil {
+		return 0, err
+	}
+	switch {
+	case b.First > next:
+		return next, &store.GapError{Next: next}
+	case b.First+b.Count <= next:
+		return next, nil
+	case b.First < next:
+		trim := b.Trim
+		if b, err = trim(next); err != nil {
+			return next, err
+		}
+		if b.First != next || b.Count <= 0 {
+			return next, errors.New("redka: a trimmed batch doesn't start at next")
+		}
+	}
+	end := b.First + b.Count
+	head := appendHeader(nil, &b, time.Now())
+	if err := tx.Str().Set(k.body(b.First), b.Body); err != nil {
+		return next, broken(err)
+	}
+	if _, err := tx.ZSet().Add(k.key("index"), head, float64(end)); err != nil {
+		return next, broken(err)
+	}
+	if err := tx.Str().Set(k.key("next"), int(end)); err != nil {
+		return next, broken(err)
+	}
+	s.tails.over[k] = end
+	s.tails.grown = append(s.tails.grown, store.Event{Kind: store.EventLogAppended, JobID: k.jobID, Attempt: k.attempt})
+	return end, nil
+}
+
+// tail is the log's end as the changes so far have left it. For the leader.
+func (s *Store) tail(tx *redkadb.Tx, k logKey) (int64, error) {
+	if next, ok := s.tails.over[k]; ok {
+		return next, nil
+	}
+	s.mu.Lock()
+	next, ok := s.tails.shown[k]
+	s.mu.Unlock()
+	if ok {
+		return next, nil
+	}
+	_, err := get(tx, k.key("next"), &next)
+	return next, err
+}
+
+// next is the log's committed end.
+func (s *Store) next(ctx context.Context, k logKey) (int64, error) {
+	s.mu.Lock()
+	next, ok := s.tails.shown[k]
+	s.mu.Unlock()
+	if ok {
+		return next, nil
+	}
+	err := s.logsDB.view(ctx, func(tx *redkadb.Tx) error {
+		_, err := get(tx, k.key("next"), &next)
+		return err
+	})
+	return next, err
+}
+
+// LogNext answers what is stored.
+func (s *Store) LogNext(ctx context.Context, ref store.Ref) (int64, error) {
+	if err := s.claim(ctx, ref); err != nil {
+		return 0, err
+	}
+	return s.next(ctx, logKey{ref.JobID, ref.Attempt})
+}
+
+// addLogs fills in how far each attempt's log has come.
+func (s *Store) addLogs(ctx context.Context, jobs []*store.Job) error {
+	var keys []string
+	for _, j := range jobs {
+		for i := range j.Attempts {
+			keys = append(keys, logKey{j.ID, j.Attempts[i].Number}.key("next"))
+		}
+	}
+	const most = 10_000 // parameters of one statement; SQLite's limit is 32,766
+	values := map[string]redkadb.Value{}
+	for len(keys) > 0 {
+		part := keys[:min(len(keys), most)]
+		keys = keys[len(part):]
+		err := s.logsDB.view(ctx, func(tx *redkadb.Tx) error {
+			got, err := tx.Str().GetMany(part...)
+			for k, v := range got {
+				values[k] = v
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for _, j := range jobs {
+		for i := range j.Attempts {
+			a := &j.Attempts[i]
+			next, err := values[logKey{j.ID, a.Number}.key("next")].Int()
+			if err != nil {
+				return err
+			}
+			a.LogNext = int64(next)
+		}
+	}
+	return nil
+}
+
+// readAhead is how many batch headers a read looks at in one go.
+const readAhead = 64
+
+// ReadLog returns stored batches that cover numbers from on.
+func (s *Store) ReadLog(ctx context.Context, jobID string, attempt, from int64, maxBytes int) ([]store.LogBatch, error) {
+	st, err := s.stateOf(ctx, jobID)
+	if err != nil {
+		return nil, err
+	}
+	if st.Find(attempt) == nil {
+		return nil, store.ErrNotFound
+	}
+	k := logKey{jobID, attempt}
+	var out []store.LogBatch
+	err = s.logsDB.view(ctx, func(tx *redkadb.Tx) error {
+		heads, err := tx.ZSet().RangeWith(k.key("index")).ByScore(float64(max(from, 0)+1), maxScore).Count(readAhead).Run()
+		if err != nil {
+			return err
+		}
+		size := 0
+		for _, h := range heads {
+			b, length, err := parseHeader(h.Elem.Bytes())
+			if err != nil {
+				return fmt.Errorf("redka: log of job %s attempt %d: %w", jobID, attempt, err)
+			}
+			if size += length; len(out) > 0 && size > maxBytes {
+				return nil
+			}
+			body, err := tx.Str().Get(k.body(b.First))
+			if err == nil && len(body) != length {
+				err = fmt.Errorf("it has %d bytes, not %d", len(body), length)
+			}
+			if err != nil {
+				return fmt.Errorf("redka: log of job %s attempt %d: the batch at %d: %w", jobID, attempt, b.First, err)
+			}
+			b.Body = body.Bytes()
+			out = append(out, b)
+		}
+		return nil
+	})
+	return out, err
+}
+
+// headerSize is that of first, count, decoded size, body size and time, 8 bytes each; the
+// encoding's name follows.
+const headerSize = 5 * 8
+
+func appendHeader(dst []byte, b *store.LogBatch, now time.Time) []byte {
+	for _, v := range []int64{b.First, b.Count, b.Decoded, int64(len(b.Body)), now.UnixMicro()} {
+		dst = binary.BigEndian.AppendUint64(dst, uint64(v)) //nolint:gosec // none is negative
+	}
+	return append(dst, b.Encoding...)
+}
+
+func parseHeader(raw []byte) (b store.LogBatch, length int, err error) {
+	if len(raw) < headerSize {
+		return b, 0, errors.New("a batch header is too short")
+	}
+	at := func(i int) int64 { return int64(binary.BigEndian.Uint64(raw[8*i:])) } //nolint:gosec // as above
+	b = store.LogBatch{
+		First: at(0), Count: at(1), Decoded: at(2), ReceivedAt: time.UnixMicro(at(4)).UTC(), Encoding: string(raw[headerSize:]),
+	}
+	return b, int(at(3)), nil
+}
