@@ -3,7 +3,9 @@ package controlplane
 import (
 	"context"
 	"crypto/sha256"
+	"fmt"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +23,20 @@ type Server struct {
 	log   *zap.Logger
 
 	agent, admin http.Handler
+	metrics      *metrics
+	storeHealth  storeHealth
+
+	hub    *hub
+	topics topics
+	resync chan struct{} // holds one: subscribers of topics are to look again
+	holds  holds
+	bodies memory
+
+	links, failures *limiter[netip.Prefix]
+	perCredential   *limiter[store.Sum]
+
+	secretMu sync.Mutex
+	secret   *secrets // guarded by secretMu; nil until the store could be asked
 
 	ttl, beat atomic.Int64 // nanoseconds; SetPace changes them while agents are linked
 
@@ -37,10 +53,23 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, store: cfg.Store, log: cfg.Logger, stopping: make(chan struct{})}
+	r := cfg.Rates
+	s := &Server{
+		cfg: cfg, store: cfg.Store, log: cfg.Logger,
+		hub: newHub(cfg.Store), resync: make(chan struct{}, 1), stopping: make(chan struct{}),
+		holds:         holds{max: cfg.Limits.Holds, perAgent: cfg.Limits.AgentHolds},
+		bodies:        memory{max: cfg.Limits.LogMemory},
+		links:         newLimiter[netip.Prefix](r.Link, r.LinkBurst, r.Entries),
+		failures:      newLimiter[netip.Prefix](r.Failure, r.FailureBurst, r.Entries),
+		perCredential: newLimiter[store.Sum](r.Credential, r.CredentialBurst, r.Entries),
+	}
 	s.SetPace(cfg.LeaseTTL, cfg.Heartbeat)
-	s.agent = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { notFound("no such route").write(w) })
-	s.admin = s.agent
+	var err error
+	if s.metrics, err = newMetrics(cfg.Registry, s); err != nil {
+		return nil, fmt.Errorf("controlplane: metrics: %w", err)
+	}
+	s.agent = s.handler(s.agentRoutes(), s.healthRoutes())
+	s.admin = s.handler(s.adminRoutes(), s.healthRoutes())
 	return s, nil
 }
 
@@ -61,27 +90,43 @@ func (s *Server) Handler() http.Handler {
 	})
 }
 
-// RequireAdmin lets only requests with the admin token through to h; others get their 401.
-func (s *Server) RequireAdmin(h http.Handler) http.Handler { return h }
-
 // SetPace changes the lease TTL and the heartbeat that agents are told, as a busy server may. Both must be positive, beat ≤ ttl/2.
 func (s *Server) SetPace(ttl, beat time.Duration) {
 	s.ttl.Store(int64(ttl))
 	s.beat.Store(int64(beat))
 }
 
+// secrets are what the store knows and no restart changes.
+type secrets struct {
+	serverID   string
+	leaseToken func(job string, attempt int64) string
+}
+
+// secrets asks the store once. New can't: it has no context, and must not need a store that answers.
+func (s *Server) secrets(ctx context.Context) (*secrets, error) {
+	s.secretMu.Lock()
+	defer s.secretMu.Unlock()
+	if s.secret != nil {
+		return s.secret, nil
+	}
+	id, err := s.store.ServerID(ctx)
+	if err != nil {
+		return nil, err
+	}
+	key, err := s.store.Secret(ctx, "lease-token")
+	if err != nil {
+		return nil, err
+	}
+	s.secret = &secrets{serverID: id, leaseToken: leaseTokenFunc(key)}
+	return s.secret, nil
+}
+
+func (s *Server) heartbeatPace() time.Duration { return time.Duration(s.beat.Load()) }
+
 func (s *Server) leaseTTL() time.Duration { return time.Duration(s.ttl.Load()) }
 
 // Rest makes the reaper spare all leases for d from now and for one TTL after, as if the server had been stopped for d.
 func (s *Server) Rest(d time.Duration) { s.store.Rest(d + s.leaseTTL()) }
-
-// Run keeps the server alive until ctx ends: it watches the store for the holds, and reaps leases that ran out.
-// When it returns, all holds have been told to end: polls with 204. Call it once.
-func (s *Server) Run(ctx context.Context) error {
-	defer s.stopOnce.Do(func() { close(s.stopping) })
-	<-ctx.Done()
-	return nil
-}
 
 // HTTPServer wraps h with the limits that only the connection can hold: slow and large headers, idle connections.
 // Bodies have limits of their own (Limits.BodyTime), since a poll or an upload may well take longer than any fixed timeout.
