@@ -50,7 +50,9 @@ type Config struct {
 	// Clock counts suspend and is never set back; nil = Boottime.
 	Clock func() time.Duration
 	// Beat is told of each answered heartbeat and how late its answer was; nil = nobody. Must not block.
-	Beat   func(lateness time.Duration)
+	Beat func(lateness time.Duration)
+	// Alive is told, each time round, within which time the keeper will be heard of again; nil = nobody. Must not block.
+	Alive  func(within time.Duration)
 	Logger *zap.Logger // nil = none
 }
 
@@ -63,6 +65,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Beat == nil {
 		c.Beat = func(time.Duration) {}
+	}
+	if c.Alive == nil {
+		c.Alive = func(time.Duration) {}
 	}
 	if c.Logger == nil {
 		c.Logger = zap.NewNop()

@@ -125,8 +125,11 @@ func (k *Keeper) keep(ctx context.Context, end context.CancelCauseFunc) {
 
 // beat sends one heartbeat and takes note of its answer.
 func (k *Keeper) beat(ctx context.Context, hold time.Duration, misses *misses) (protocol.Heartbeat, error) {
-	call, cancel := context.WithTimeout(ctx, hold+k.current().answer(k.cfg.Exclusive, misses.count))
+	w := k.current()
+	limit := hold + w.answer(k.cfg.Exclusive, misses.count)
+	call, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	k.cfg.Alive(limit + w.ttl/3) // and then a pause or a pace of at most that
 	bytes, oldest := k.cfg.Backlog()
 	sent := k.cfg.Clock()
 	hb, err := k.cfg.Sender.Heartbeat(call, k.cfg.Ref.JobID, hold, protocol.HeartbeatRequest{

@@ -1,0 +1,88 @@
+package agent
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentd/agent/exec"
+	"agentd/agent/journal"
+	"agentd/agent/protocol"
+)
+
+// sweepTimeout bounds the search for what an earlier process left, so that polling begins within 5 s of a start.
+const sweepTimeout = 3 * time.Second
+
+// sweep ends what is left of the attempts of an earlier process of this agent. Before the first poll:
+// the next attempt of the same job may come to us.
+func (a *Agent) sweep(ctx context.Context, left []journal.Entry) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
+	defer cancel()
+	var procs []exec.Proc
+	for _, e := range left {
+		if e.Proc.PID != 0 {
+			procs = append(procs, exec.Proc(e.Proc))
+		}
+	}
+	for _, s := range a.runner.Sweep(ctx, procs) {
+		log := a.log.With(zap.Int("pid", s.Proc.PID), zap.Int("killed", s.Killed), zap.Bool("rebooted", s.Rebooted))
+		if s.Err != nil {
+			log.Error("something of an earlier attempt is left", zap.Error(s.Err))
+			continue
+		}
+		log.Info("earlier attempt was swept")
+	}
+}
+
+// settleLeft reports what an earlier process left behind, until it is settled or ctx ends.
+func (a *Agent) settleLeft(ctx context.Context, left []journal.Entry) {
+	records := map[string]int64{}
+	for _, r := range a.logs.Recovered() {
+		records[key(r.Ref.JobID, r.Ref.Attempt)] = r.LogRecords
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, e := range left {
+		wg.Go(func() {
+			defer a.update(func() { a.owed-- })
+			select {
+			case <-ctx.Done():
+				return
+			case <-a.link.ready:
+			}
+			a.settleEntry(ctx, e, records[key(e.JobID, e.Attempt)])
+		})
+	}
+}
+
+func (a *Agent) settleEntry(ctx context.Context, e journal.Entry, recovered int64) {
+	if e.Completion == nil && e.Proc.PID == 0 && e.StartedAt.IsZero() {
+		// It was accepted and never ran: another agent may as well begin.
+		job := &protocol.Job{ID: e.JobID, Attempt: e.Attempt, LeaseToken: e.LeaseToken}
+		a.giveBack(ctx, job, "the agent restarted before the job began")
+		a.forget(e.JobID, e.Attempt)
+		return
+	}
+	c := e.Completion
+	if c == nil {
+		why := "the agent died (killed, out of memory, or crashed) while the job ran"
+		if e.BootID != a.bootID {
+			why = "the host rebooted while the job ran"
+		}
+		c = &protocol.Completion{
+			Attempt: e.Attempt, LeaseToken: e.LeaseToken, Outcome: protocol.Lost, Error: why,
+			StartedAt: e.StartedAt, FinishedAt: time.Now(),
+		}
+	}
+	if c.LogRecords = e.Log.Records; !e.Log.Closed {
+		c.LogRecords = max(e.Log.Records, recovered)
+	}
+	if err := a.journal.SetCompletion(e.JobID, e.Attempt, *c); err != nil {
+		a.log.Error("outcome could not be written down", zap.String("job", e.JobID), zap.Error(err))
+	}
+	a.log.Info("outcome of an earlier process was found", zap.String("job", e.JobID), zap.Int64("attempt", e.Attempt),
+		zap.String("outcome", string(c.Outcome)), zap.Int64("records", c.LogRecords))
+	a.settle(ctx, e.JobID, *c)
+}
