@@ -1,0 +1,86 @@
+package spool
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+const (
+	// groupWait is how long a transaction may wait for callers that are about to join it.
+	groupWait = 20 * time.Millisecond
+	// groupEnough: with so much, waiting for more gains nothing. Single 64 KiB commits ran at
+	// 16 MB/s where eight together ran at 115.
+	groupEnough = 512 << 10
+	// groupMax bounds a transaction; a single larger batch is one of its own.
+	groupMax = 1 << 20
+)
+
+// request is one Append on its way to the writer. Nothing in it is still the caller's.
+type request struct {
+	items  []item
+	answer chan error // has room for the one answer
+}
+
+// item is one batch, ready to be stored.
+type item struct {
+	entry
+	attempt string
+	ref     ref
+}
+
+// Append stores batches, per attempt in the order of the calls, and returns nil when they are
+// durable. It doesn't keep the data. ErrFull: nothing more fits for now; some of the batches may
+// have been stored, and storing them again is harmless. When ctx ends first, they may be stored or not.
+func (s *Spool) Append(ctx context.Context, batches ...Batch) error {
+	if len(batches) == 0 {
+		return nil
+	}
+	r := &request{answer: make(chan error, 1)}
+	now := time.Now()
+	for _, b := range batches {
+		if err := validBatch(b); err != nil {
+			return err
+		}
+		if most := int(layoutFor(s.epochSize).vlog / 2); len(b.Data) > most {
+			return fmt.Errorf("%w: %s: %d bytes of data, an epoch takes %d", ErrInvalid, b.Attempt, len(b.Data), most)
+		}
+		k := appendKey(nil, key{kind: kindBatch, attempt: b.Attempt, first: b.First, next: b.Next()})
+		h := header{encoding: b.Encoding, count: b.Count, decoded: b.Decoded, stored: now.UnixMicro()}
+		v := appendValue(make([]byte, 0, valueHeader+len(b.Data)), k, h, b.Data)
+		r.items = append(r.items, item{
+			entry: entry{k, v}, attempt: b.Attempt,
+			ref: ref{first: b.First, next: b.Next(), valueLen: int64(len(v)), decoded: b.Decoded, stored: h.stored},
+		})
+	}
+	if err := s.haveMeta(batches); err != nil {
+		return err
+	}
+	s.inflight.Add(1)
+	select {
+	case s.requests <- r:
+	case <-s.done:
+		s.inflight.Add(-1)
+		return ErrClosed
+	case <-ctx.Done():
+		s.inflight.Add(-1)
+		return ctx.Err()
+	}
+	select {
+	case err := <-r.answer:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *Spool) haveMeta(batches []Batch) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range batches {
+		if a := s.attempts[b.Attempt]; a == nil || a.meta == nil {
+			return fmt.Errorf("%w: %s: SetMeta comes first", ErrInvalid, b.Attempt)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,5 @@
+package spool
+
+const crashEnv = "AGENTD_SPOOL_CRASH"
+
+func crashChild() {}
