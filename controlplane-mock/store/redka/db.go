@@ -11,6 +11,8 @@ import (
 
 	redkadb "github.com/nalgeon/redka"
 	_ "modernc.org/sqlite" // the pure-Go driver, registered as "sqlite"
+
+	"agentd/controlplane-mock/store"
 )
 
 const driverName = "sqlite"
@@ -34,6 +36,24 @@ type database struct {
 	mu     sync.RWMutex // guards the handles; held for reading while one is used
 	w, r   *redkadb.DB
 	rw, ro *sql.DB
+	gone   bool // closed for good, as against for the moment
+}
+
+// stop closes the database for good.
+func (d *database) stop() error {
+	err := d.close()
+	d.mu.Lock()
+	d.gone = true
+	d.mu.Unlock()
+	return err
+}
+
+// away is why there are no handles. Called with mu held.
+func (d *database) away() error {
+	if d.gone {
+		return store.ErrStopped
+	}
+	return errAway
 }
 
 // dsn sets every pragma in the data source name: the driver applies these to each connection it
@@ -68,15 +88,11 @@ func (d *database) open() error {
 	if err := f.Close(); err != nil {
 		return err
 	}
-	create, err := schema()
-	if err != nil {
-		return err
-	}
 	rw, err := sql.Open(driverName, d.dsn(false))
 	if err != nil {
 		return err
 	}
-	if _, err := rw.Exec(create); err != nil { //nolint:noctx // opening isn't cancelled half-way
+	if err := prepare(rw); err != nil {
 		return fmt.Errorf("%s: %w", d.path, joinClose(err, rw))
 	}
 	ro, err := sql.Open(driverName, d.dsn(true))
@@ -121,7 +137,7 @@ func (d *database) view(ctx context.Context, f func(tx *redkadb.Tx) error) error
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	if d.r == nil {
-		return errAway
+		return d.away()
 	}
 	return d.r.ViewContext(ctx, f)
 }
@@ -131,7 +147,7 @@ func (d *database) update(ctx context.Context, f func(tx *redkadb.Tx) error) err
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	if d.w == nil {
-		return errAway
+		return d.away()
 	}
 	return d.w.UpdateContext(ctx, f)
 }

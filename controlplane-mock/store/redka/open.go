@@ -306,7 +306,7 @@ func (s *Store) Close() error {
 	s.logs.stop()
 	err := s.saveSeen()
 	s.state.stop()
-	return errors.Join(err, s.logsDB.close(), s.stateDB.close(), s.lock.Close())
+	return errors.Join(err, s.logsDB.stop(), s.stateDB.stop(), s.lock.Close())
 }
 
 func (s *Store) saveSeen() error {

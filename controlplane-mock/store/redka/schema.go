@@ -19,6 +19,30 @@ import (
 
 var errRecorded = errors.New("recorded")
 
+// prepare makes redka's tables in a new file, all or none.
+func prepare(db *sql.DB) error {
+	ctx := context.Background() // opening isn't cancelled half-way
+	create, err := schema()
+	if err != nil {
+		return err
+	}
+	var version int
+	if err := db.QueryRowContext(ctx, "pragma user_version").Scan(&version); err != nil {
+		return err
+	}
+	if version != 0 {
+		return nil // redka sets it with the tables
+	}
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, create); err != nil {
+		return errors.Join(err, tx.Rollback())
+	}
+	return tx.Commit()
+}
+
 // schema is the SQL that makes redka's tables; it is safe to repeat.
 func schema() (string, error) {
 	rec := &recorder{}
