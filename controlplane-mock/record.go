@@ -46,7 +46,7 @@ const (
 // decides about those. Whatever it accepts is valid.
 func scanRecord(p []byte, r *record) int {
 	const head, mid = `{"ts":`, `,"s":"`
-	if len(p) < 32 || string(p[:len(head)]) != head {
+	if len(p) < 24 || string(p[:len(head)]) != head {
 		return 0
 	}
 	i := len(head)
@@ -54,7 +54,7 @@ func scanRecord(p []byte, r *record) int {
 	for ; i < len(head)+18 && i < len(p) && p[i]-'0' <= 9; i++ { // 18 digits can't overflow
 		ts = ts*10 + int64(p[i]-'0')
 	}
-	if i == len(head) || p[len(head)] == '0' && i > len(head)+1 || len(p) < i+20 || string(p[i:i+len(mid)]) != mid {
+	if i == len(head) || p[len(head)] == '0' && i > len(head)+1 || len(p) < i+12 || string(p[i:i+len(mid)]) != mid {
 		return 0
 	}
 	i += len(mid)
