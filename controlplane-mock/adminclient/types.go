@@ -38,6 +38,7 @@ type Job struct {
 	Exclusive       bool              `json:"exclusive"`
 	CreatedAt       time.Time         `json:"createdAt"`
 	CancelRequested bool              `json:"cancelRequested"`
+	CancelReason    string            `json:"cancelReason,omitempty"`
 	Attempts        []Attempt         `json:"attempts"`
 }
 
@@ -117,7 +118,12 @@ type Agent struct {
 	Types      []string          `json:"types"`
 	Connectors []string          `json:"connectors"`
 	Version    string            `json:"version"`
+	OS         string            `json:"os,omitempty"`
+	Arch       string            `json:"arch,omitempty"`
+	ProcessID  string            `json:"processId,omitempty"`
+	CreatedAt  time.Time         `json:"createdAt,omitzero"`
 	LastSeenAt time.Time         `json:"lastSeenAt,omitzero"`
+	Online     bool              `json:"online"` // the reference control plane's own addition
 	Revoked    bool              `json:"revoked"`
 }
 

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"agentd/controlplane-mock/store"
+	"agentd/controlplane-mock/store/redka"
+)
+
+// openStore opens what --store names, and settles where the admin token is when nothing says so.
+func openStore(_ context.Context, o *serveOptions) (store.Store, error) {
+	kind, rest, ok := strings.Cut(o.store, ":")
+	switch {
+	case o.store == "":
+		return nil, usage("--store is required: redka:DIR, or postgres://USER@HOST/DATABASE")
+	case ok && kind == "redka" && rest != "":
+		if o.tokenFile == "" {
+			o.tokenFile = filepath.Join(rest, "admin-token")
+		}
+		st, err := redka.Open(rest)
+		if err != nil {
+			return nil, storeError(rest, err)
+		}
+		return st, nil
+	case ok && (kind == "postgres" || kind == "postgresql"):
+		return nil, &exitError{exitConfig, errors.New("--store postgres://…: this build has no PostgreSQL store; use redka:DIR")}
+	}
+	// The value may hold a password: it isn't repeated.
+	return nil, usage("--store: want redka:DIR, or postgres://USER@HOST/DATABASE")
+}
+
+// storeError says what to do about a directory that can't be used.
+func storeError(dir string, err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		return &exitError{exitNotPermitted, fmt.Errorf("--store redka:%s: %w; the directory must be writable by this user", dir, err)}
+	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, fs.ErrExist):
+		return &exitError{exitConfig, fmt.Errorf("--store redka:%s: %w; name a directory", dir, err)}
+	case errors.Is(err, syscall.ENOSPC):
+		return &exitError{exitLater, fmt.Errorf("--store redka:%s: %w; free some space", dir, err)}
+	}
+	return fmt.Errorf("--store redka:%s: %w", dir, err)
+}
