@@ -50,3 +50,7 @@ func target() storetest.Target {
 		},
 	}
 }
+
+func TestModel(t *testing.T) { storetest.RunModel(t, target()) }
+
+func TestLinearizable(t *testing.T) { storetest.RunLinearizable(t, target()) }
