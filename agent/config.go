@@ -46,6 +46,7 @@ type Config struct {
 	RuntimeDir string // the queue file: tmpfs where there is one
 	MaxJobs    int
 	Labels     map[string]string
+	Types      []string             // for Enrol alone: an agent that runs announces what it handles
 	Token      identity.TokenSource // enrolment token of the first link; nil = none
 	Drain      Drain
 	Logs       Logs

@@ -60,12 +60,16 @@ func (a *Agent) open() error {
 	return a.connect(process)
 }
 
-// connect makes the parts that talk to the control plane.
-func (a *Agent) connect(process string) error {
-	cfg := protocol.ClientConfig{
+func (a *Agent) clientConfig(process string) protocol.ClientConfig {
+	return protocol.ClientConfig{
 		Server: a.cfg.Server, Insecure: a.cfg.Insecure, TLS: a.cfg.TLS, ProcessID: process,
 		UserAgent: "agentd/" + cmp.Or(a.cfg.Version, "devel"), Logger: a.log,
 	}
+}
+
+// connect makes the parts that talk to the control plane.
+func (a *Agent) connect(process string) error {
+	cfg := a.clientConfig(process)
 	linker, err := protocol.NewClient(cfg)
 	if err != nil {
 		return fmt.Errorf("agent: %w", err)
