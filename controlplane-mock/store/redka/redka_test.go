@@ -6,10 +6,7 @@ import (
 	"agentd/controlplane-mock/store"
 	"agentd/controlplane-mock/store/redka"
 	"agentd/controlplane-mock/store/storetest"
-	"agentd/internal/testmain"
 )
-
-func TestMain(m *testing.M) { testmain.Run(m) }
 
 // open opens the store in dir and closes it at the test's end.
 func open(t testing.TB, dir string) *redka.Store {
