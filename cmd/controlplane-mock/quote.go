@@ -12,7 +12,7 @@ func script(args []string) string {
 }
 
 // plain are the characters that mean themselves to every shell, wherever they stand.
-const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./-"
+const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./:,@%+-"
 
 // reserved are words of plain characters that a shell takes for its own where a command is expected.
 var reserved = map[string]bool{
