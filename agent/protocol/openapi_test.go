@@ -134,7 +134,7 @@ func TestTheCheckNoticesWhatIsWrong(t *testing.T) {
 		"another name":              {`{"Next":1}`, 200, "application/json", 1},
 		"negative":                  {`{"next":-1}`, 200, "application/json", 1},
 		"an unknown code":           {`{"type":"","title":"","status":404,"code":"nope"}`, 404, "application/problem+json", 1},
-		"an error that is plain":    {`not found`, 404, "text/plain", 2},
+		"an error that is plain":    {`not found`, 404, "text/plain", 1},
 		"a 401 that doesn't say so": {`{"type":"","title":"","status":401,"code":"unauthenticated"}`, 401, "application/problem+json", 1},
 	} {
 		got := &complaints{TB: t}
