@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"go.uber.org/zap"
 
 	"agentd/agent/protocol"
+	"agentd/spool"
 )
 
 // Durability says when a batch may leave for the control plane.
@@ -50,10 +50,32 @@ type Sender interface {
 	LogNext(ctx context.Context, ref protocol.AttemptRef) (protocol.Next, error)
 }
 
+// Spool is where batches wait on disk. *spool.Spool is one.
+type Spool interface {
+	// Append makes the batches durable, and must not return nil before they are. Order per attempt
+	// is the order of calls. spool.ErrFull passes.
+	Append(ctx context.Context, batches ...spool.Batch) error
+	// SetMeta says what is stored beside an attempt's batches, before the first of them.
+	SetMeta(attempt string, meta []byte)
+	SetState(attempt string, state spool.State)
+	// Ack says that everything below next may be forgotten.
+	Ack(attempt string, next int64)
+	Attempts() []spool.AttemptInfo
+	// Read finds the batch that covers from. A *spool.HoleError says what is lost; io.EOF, that
+	// there is nothing at or after from.
+	Read(attempt string, from int64) (spool.Batch, error)
+	// DropOldest gives the oldest batches up and returns how many bytes that freed.
+	DropOldest() (freed int64, err error)
+	DeadLetter(b spool.Batch, reason string) error
+	// Changed is closed when space was freed.
+	Changed() <-chan struct{}
+}
+
 // Config is everything a Shipper needs to know. The zero value of a field is its default.
 type Config struct {
 	QueueFile   string // required; on tmpfs where there is one
 	Memory      int64  // bytes of the queue file; 0 = 50 MB, at least 1 MiB
+	Spool       Spool  // nil = none: memory only
 	Sender      Sender // required
 	Durability  string // DurabilitySpill (default) or DurabilityStrict
 	Compression string // "auto" (default), "zstd", "snappy", "gzip", "none"
@@ -71,6 +93,9 @@ func (c Config) withDefaults() Config {
 	c.WhenFull = cmp.Or(c.WhenFull, WhenFullBlock)
 	c.MaxRequests = cmp.Or(c.MaxRequests, defaultMaxRequests)
 	c.Logger = cmp.Or(c.Logger, zap.NewNop())
+	if sp, ok := any(c.Spool).(*spool.Spool); ok && sp == nil {
+		c.Spool = nil // a nil pointer in an interface is no spool either
+	}
 	return c
 }
 
@@ -96,7 +121,11 @@ func (c Config) validate() error {
 		fault("logs.maxRequests: %d, and one attempt's trouble must leave one for the others", c.MaxRequests)
 	}
 	switch c.Durability {
-	case DurabilitySpill, DurabilityStrict:
+	case DurabilitySpill:
+	case DurabilityStrict:
+		if c.Spool == nil {
+			fault("logs.durability: strict needs a spool")
+		}
 	default:
 		fault("logs.durability: %q, not spill or strict", c.Durability)
 	}
@@ -114,33 +143,4 @@ func (c Config) validate() error {
 		return fmt.Errorf("shipper: config: %w", err)
 	}
 	return nil
-}
-
-// Recovered is an attempt whose log was found at start.
-type Recovered struct {
-	Ref        protocol.AttemptRef
-	LogRecords int64 // what a completion of it must say
-}
-
-// AttemptStats is where an attempt's records are.
-type AttemptStats struct {
-	Job             string
-	Attempt         int64
-	Closed          bool
-	State           string        // waiting, retrying, orphan
-	Printed         int64         // bytes read from its pipes since this process started
-	Records         int64         // numbers given out
-	Buffered        int64         // records in memory
-	Durable         int64         // records in the spool
-	Shipped         int64         // the server's next
-	SpooledBytes    int64         // for heartbeats
-	OldestUnshipped time.Duration // for heartbeats; 0 = everything is shipped
-}
-
-// Stats is the sum over all attempts.
-type Stats struct {
-	MemorySize      int64 // bytes of the queue file
-	MemoryUsed      int64 // bytes of it in use, overhead included
-	OldestUnshipped time.Duration
-	Attempts        []AttemptStats // in the order they were opened
 }

@@ -1,0 +1,9 @@
+package shipper
+
+import (
+	"testing"
+
+	"agentd/internal/testmain"
+)
+
+func TestMain(m *testing.M) { testmain.Run(m) }
