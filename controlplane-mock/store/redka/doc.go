@@ -5,14 +5,16 @@
 //
 //	LOCK       held with flock while the store is open; names the process that has it
 //	state.db   jobs, agents, tokens, nonces: small documents that change
-//	logs.db    log batches: large bodies that are only ever added
+//	logs.db    log batches: where each is, and the body itself if it is small
+//	bodies/    segments: large bodies, one after the other, only ever added to
 //
-// Both are redka databases in WAL mode with synchronous=full, so what a method has answered
-// survives a power cut. They are two, because SQLite has one writer per file: with the bodies in
-// the same file every lease would wait for megabytes of somebody's log to be written and
-// checkpointed (measured: 80 ms and more, against under 2 ms apart). Nothing needs both in one
+// The two .db files are redka databases in WAL mode with synchronous=full, so what a method has answered
+// survives a power cut. They are two, because SQLite has one writer per file: in the same
+// file every lease would wait for somebody's log to be written and checkpointed. Nothing needs both in one
 // transaction: a batch belongs to an attempt, which is in state.db before its token is given out, and
-// never goes away.
+// never goes away. Bodies over 64 KiB are in files of their own, because SQLite writes everything
+// twice and page by page (see inline for the measurements); a segment is synced before logs.db commits
+// where the body is, so what the database knows of is whole, and what it doesn't is nobody's.
 //
 // Keys of state.db (values are JSON unless said otherwise):
 //
@@ -27,7 +29,7 @@
 //
 // Keys of logs.db:
 //
-//	body/<job>/<n>/<first>   a batch's body as it came
+//	body/<job>/<n>/<first>   a batch's body as it came, up to 64 KiB
 //	index/<job>/<n>          sorted set of batches: score = first+count, element = batch header
 //	next/<job>/<n>           the number after the last stored record
 //

@@ -73,6 +73,7 @@ func TestFilesAreForTheOwnerOnly(t *testing.T) {
 	}
 	want := map[string]os.FileMode{
 		"LOCK": 0o600, "state.db": 0o600, "state.db-wal": 0o600, "state.db-shm": 0o600, "logs.db": 0o600, "logs.db-wal": 0o600, "logs.db-shm": 0o600,
+		"bodies": 0o700 | os.ModeDir,
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {

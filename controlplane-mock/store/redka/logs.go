@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"strconv"
 	"time"
 
@@ -38,7 +39,11 @@ type tails struct {
 }
 
 func (s *Store) beginLogs() { s.tails.over, s.tails.grown = map[logKey]int64{}, nil }
-func (s *Store) abortLogs() { s.tails.over, s.tails.grown = nil, nil }
+
+func (s *Store) abortLogs() {
+	s.tails.over, s.tails.grown = nil, nil
+	_ = s.segments.drop() //nolint:errcheck // whatever is in it and not in logs.db is nobody's
+}
 
 func (s *Store) commitLogs() {
 	s.mu.Lock()
@@ -53,7 +58,7 @@ func (s *Store) commitLogs() {
 	}
 	s.mu.Unlock()
 	events := s.tails.grown
-	s.abortLogs()
+	s.tails.over, s.tails.grown = nil, nil
 	s.watchers.tell(events)
 }
 
@@ -153,11 +158,17 @@ func (s *Store) append(tx *redkadb.Tx, k logKey, b store.LogBatch) (int64, error
 		}
 	}
 	end := b.First + b.Count
-	head := appendHeader(nil, &b, time.Now())
-	if err := tx.Str().Set(k.body(b.First), b.Body); err != nil {
+	h := header{LogBatch: b, size: int64(len(b.Body)), crc: crc32.Checksum(b.Body, castagnoli)}
+	h.ReceivedAt = time.Now()
+	if len(b.Body) <= inline {
+		err = tx.Str().Set(k.body(b.First), b.Body)
+	} else {
+		h.segment, h.at, err = s.segments.write(b.Body)
+	}
+	if err != nil {
 		return next, broken(err)
 	}
-	if _, err := tx.ZSet().Add(k.key("index"), head, float64(end)); err != nil {
+	if _, err := tx.ZSet().Add(k.key("index"), h.append(nil), float64(end)); err != nil {
 		return next, broken(err)
 	}
 	if err := tx.Str().Set(k.key("next"), int(end)); err != nil {
@@ -262,48 +273,65 @@ func (s *Store) ReadLog(ctx context.Context, jobID string, attempt, from int64, 
 		if err != nil {
 			return err
 		}
-		size := 0
-		for _, h := range heads {
-			b, length, err := parseHeader(h.Elem.Bytes())
+		size := int64(0)
+		for _, raw := range heads {
+			h, err := parseHeader(raw.Elem.Bytes())
 			if err != nil {
-				return fmt.Errorf("redka: log of job %s attempt %d: %w", jobID, attempt, err)
+				return err
 			}
-			if size += length; len(out) > 0 && size > maxBytes {
+			if size += h.size; len(out) > 0 && size > int64(maxBytes) {
 				return nil
 			}
-			body, err := tx.Str().Get(k.body(b.First))
-			if err == nil && len(body) != length {
-				err = fmt.Errorf("it has %d bytes, not %d", len(body), length)
+			if err := s.readBody(tx, k, h); err != nil {
+				return fmt.Errorf("the batch at %d: %w", h.First, err)
 			}
-			if err != nil {
-				return fmt.Errorf("redka: log of job %s attempt %d: the batch at %d: %w", jobID, attempt, b.First, err)
-			}
-			b.Body = body.Bytes()
-			out = append(out, b)
+			out = append(out, h.LogBatch)
 		}
 		return nil
 	})
-	return out, err
+	if err != nil {
+		return nil, fmt.Errorf("redka: log of job %s attempt %d: %w", jobID, attempt, err)
+	}
+	return out, nil
 }
 
-// headerSize is that of first, count, decoded size, body size and time, 8 bytes each; the
-// encoding's name follows.
-const headerSize = 5 * 8
+// readBody reads the body that h describes, and checks that it is the one that was stored.
+func (s *Store) readBody(tx *redkadb.Tx, k logKey, h *header) error {
+	if h.segment == 0 {
+		v, err := tx.Str().Get(k.body(h.First))
+		if err != nil {
+			return err
+		}
+		h.Body = v.Bytes()
+	} else {
+		var err error
+		if h.Body, err = s.segments.read(h); err != nil {
+			return err
+		}
+	}
+	if int64(len(h.Body)) != h.size || crc32.Checksum(h.Body, castagnoli) != h.crc {
+		return errors.New("its body is damaged")
+	}
+	return nil
+}
 
-func appendHeader(dst []byte, b *store.LogBatch, now time.Time) []byte {
-	for _, v := range []int64{b.First, b.Count, b.Decoded, int64(len(b.Body)), now.UnixMicro()} {
+// headerSize is that of eight numbers of 8 bytes; the encoding's name follows.
+const headerSize = 8 * 8
+
+func (h *header) append(dst []byte) []byte {
+	for _, v := range []int64{h.First, h.Count, h.Decoded, h.ReceivedAt.UnixMicro(), h.size, int64(h.crc), h.segment, h.at} {
 		dst = binary.BigEndian.AppendUint64(dst, uint64(v)) //nolint:gosec // none is negative
 	}
-	return append(dst, b.Encoding...)
+	return append(dst, h.Encoding...)
 }
 
-func parseHeader(raw []byte) (b store.LogBatch, length int, err error) {
+func parseHeader(raw []byte) (*header, error) {
 	if len(raw) < headerSize {
-		return b, 0, errors.New("a batch header is too short")
+		return nil, errors.New("a batch header is too short")
 	}
 	at := func(i int) int64 { return int64(binary.BigEndian.Uint64(raw[8*i:])) } //nolint:gosec // as above
-	b = store.LogBatch{
-		First: at(0), Count: at(1), Decoded: at(2), ReceivedAt: time.UnixMicro(at(4)).UTC(), Encoding: string(raw[headerSize:]),
-	}
-	return b, int(at(3)), nil
+	h := &header{size: at(4), crc: uint32(at(5)), segment: at(6), at: at(7)}     //nolint:gosec // as above
+	h.First, h.Count, h.Decoded, h.ReceivedAt = at(0), at(1), at(2), time.UnixMicro(at(3)).UTC()
+	h.Encoding = string(raw[headerSize:])
+	return h, nil
 }
