@@ -1,0 +1,169 @@
+package redact
+
+import (
+	"errors"
+	"io"
+	"sync"
+	"time"
+)
+
+const (
+	// holdTime is how long a beginning of fewer than window bytes is held back: a person watches a progress dot.
+	holdTime = 250 * time.Millisecond
+	// readSize is one read: a pipe holds 64 KiB.
+	readSize = 64 << 10
+)
+
+// Filter returns a sink that reads a stream, replaces the set's secrets, and lets dst read the rest.
+func (s *Set) Filter(dst io.ReaderFrom) io.ReaderFrom { return &filter{set: s, dst: dst} }
+
+type filter struct {
+	set *Set
+	dst io.ReaderFrom
+}
+
+// piece is what one read brought.
+type piece struct {
+	b   []byte
+	err error
+}
+
+// ReadFrom reads r to its end and returns how many bytes it brought. Bytes that hold a secret are in this
+// process's own memory only; what dst gets is clean.
+func (f *filter) ReadFrom(r io.Reader) (n int64, err error) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	pieces, spent := make(chan piece), make(chan []byte, 2)
+	spent <- make([]byte, readSize)
+	spent <- make([]byte, readSize)
+	done := make(chan struct{})
+	defer close(done)
+	wg.Go(func() { readPieces(r, pieces, spent, done) })
+
+	out, in := io.Pipe()
+	var dstErr error
+	var dst sync.WaitGroup
+	dst.Go(func() {
+		_, dstErr = f.dst.ReadFrom(out)
+		out.CloseWithError(io.ErrClosedPipe) // whoever still writes learns that nobody reads
+	})
+	st := stream{set: f.set, w: in}
+	n, err = st.run(pieces, spent)
+	in.CloseWithError(err) // nil: io.EOF
+	dst.Wait()
+	if errors.Is(err, io.ErrClosedPipe) {
+		err = nil
+	}
+	return n, errors.Join(err, dstErr)
+}
+
+// readPieces reads r until it ends, into buffers that come back when they are spent.
+func readPieces(r io.Reader, pieces chan<- piece, spent <-chan []byte, done <-chan struct{}) {
+	for {
+		var b []byte
+		select {
+		case b = <-spent:
+		case <-done:
+			return
+		}
+		n, err := r.Read(b[:cap(b)])
+		select {
+		case pieces <- piece{b[:n], err}:
+		case <-done:
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// stream is the state of one filtered stream. It belongs to one goroutine.
+type stream struct {
+	set  *Set
+	w    io.Writer
+	held []byte // may be the beginning of a secret
+	sent int    // how many of held's first bytes were shown already, being too few to hold
+}
+
+func (st *stream) run(pieces <-chan piece, spent chan<- []byte) (n int64, err error) {
+	timer := time.NewTimer(time.Hour)
+	timer.Stop()
+	defer timer.Stop()
+	for {
+		if short := len(st.held) < window && len(st.held) > st.sent; short {
+			timer.Reset(holdTime)
+		}
+		select {
+		case <-timer.C:
+			if _, err := st.w.Write(st.held[st.sent:]); err != nil {
+				return n, err
+			}
+			st.sent = len(st.held)
+			continue
+		case p := <-pieces:
+			timer.Stop()
+			n += int64(len(p.b))
+			if err := st.feed(p.b); err != nil {
+				return n, err
+			}
+			if p.err != nil {
+				err := st.end()
+				if !errors.Is(p.err, io.EOF) {
+					err = errors.Join(p.err, err)
+				}
+				return n, err
+			}
+			spent <- p.b
+		}
+	}
+}
+
+// feed takes more bytes, which the caller keeps.
+func (st *stream) feed(b []byte) error {
+	m := st.set.current.Load()
+	if len(st.held) > 0 {
+		b = append(st.held, b...)
+	}
+	at, sent := 0, st.sent
+	for {
+		i, length := m.find(b, at)
+		if err := st.show(b, at, i, sent); err != nil {
+			return err
+		}
+		if length == 0 {
+			st.sent = max(0, sent-i)
+			st.held = append([]byte(nil), b[i:]...)
+			return nil
+		}
+		if _, err := io.WriteString(st.w, mark); err != nil {
+			return err
+		}
+		at, sent = i+length, max(sent, i+length)
+	}
+}
+
+// end shows what was held: nothing more will come.
+func (st *stream) end() error {
+	m, b, sent := st.set.current.Load(), st.held, st.sent
+	for at := 0; ; {
+		i, length := m.final(b, at)
+		if err := st.show(b, at, i, sent); err != nil || length == 0 {
+			return err
+		}
+		if _, err := io.WriteString(st.w, mark); err != nil {
+			return err
+		}
+		at, sent = i+length, max(sent, i+length)
+	}
+}
+
+// show passes b[from:to] on, but for its first `sent` bytes of b, which were shown before.
+func (st *stream) show(b []byte, from, to, sent int) error {
+	from = max(from, sent)
+	if from >= to {
+		return nil
+	}
+	_, err := st.w.Write(b[from:to])
+	return err
+}
