@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -93,18 +92,23 @@ func (w *watched) String() string {
 
 func (w *watched) waitFor(t *testing.T, text string) {
 	t.Helper()
+	w.waitForTimes(t, text, 1)
+}
+
+func (w *watched) waitForTimes(t *testing.T, text string, n int) {
+	t.Helper()
 	late := time.After(patience)
 	for {
 		w.mu.Lock()
 		got, changed := w.text.String(), w.changed
 		w.mu.Unlock()
-		if strings.Contains(got, text) {
+		if strings.Count(got, text) >= n {
 			return
 		}
 		select {
 		case <-changed:
 		case <-late:
-			t.Fatalf("waited %v for %q, got:\n%s", patience, text, got)
+			t.Fatalf("waited %v for %d times %q, got:\n%s", patience, n, text, got)
 		}
 	}
 }
@@ -237,5 +241,3 @@ func writeFile(t *testing.T, name, content string, mode os.FileMode) string {
 	}
 	return file
 }
-
-var _ io.Writer = (*watched)(nil)
