@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// groupWait is how long a transaction may wait for callers that are about to join it.
+	// groupWait bounds how long a transaction waits for callers that are about to join it.
 	groupWait = 20 * time.Millisecond
 	// groupEnough: with so much, waiting for more gains nothing. Single 64 KiB commits ran at
 	// 16 MB/s where eight together ran at 115.
@@ -56,14 +56,15 @@ func (s *Spool) Append(ctx context.Context, batches ...Batch) error {
 	if err := s.haveMeta(batches); err != nil {
 		return err
 	}
-	s.inflight.Add(1)
+	s.arriving.Add(1)
 	select {
 	case s.requests <- r:
+		s.arriving.Add(-1)
 	case <-s.done:
-		s.inflight.Add(-1)
+		s.arriving.Add(-1)
 		return ErrClosed
 	case <-ctx.Done():
-		s.inflight.Add(-1)
+		s.arriving.Add(-1)
 		return ctx.Err()
 	}
 	select {

@@ -1,24 +1,30 @@
 package spool
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync/atomic"
 
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 )
 
 // kv is what the spool needs of a database, and the seam where tests put faults.
 type kv interface {
-	// commit must not return nil before all of it is durable. After an error the handle is never
-	// written to again: what a failed fsync left behind can't be known.
+	// commit writes; what it wrote may be durable or not. After an error the handle is never
+	// written to again.
 	commit(entries []entry) error
+	// sync makes all commits durable that returned before it was called; it may run beside commit.
+	// After an error nothing is known of them, and a second sync that succeeds says nothing either.
+	sync() error
 	// get calls use with the value, which is valid until use returns.
 	get(key []byte, use func([]byte) error) error
 	close() error
@@ -59,6 +65,9 @@ func layoutFor(size int64) layout {
 type db struct {
 	badger *badger.DB
 	log    *badgerLog
+	vlog   *os.File // to sync it; badger has it mapped
+	at     int64    // about where the value log goes on, never above
+	mapped uintptr  // where badger has mapped it; 0 = not known
 }
 
 // openDB makes a new database in dir. Its files exist afterwards with all of their blocks.
@@ -70,7 +79,9 @@ func openDB(dir string, l layout, log *zap.Logger) (_ *db, err error) {
 	blog := &badgerLog{log: log}
 	opts := badger.DefaultOptions(dir).
 		WithLogger(blog).
-		WithSyncWrites(true).
+		// badger would sync both of its logs, and only log a failure of the value log's. We sync the
+		// value log ourselves, which is all that recovery needs.
+		WithSyncWrites(false).
 		// Every value goes to the value log, which then holds all there is to know: a sealed or a
 		// crashed epoch is read from it, without badger.
 		WithValueThreshold(0).
@@ -111,6 +122,12 @@ func openDB(dir string, l layout, log *zap.Logger) (_ *db, err error) {
 			return nil, errors.Join(err, b.Close()) // empty: Close writes nothing
 		}
 	}
+	// Open before the first write: a descriptor hears of every failed write-back since then, once.
+	if d.vlog, err = os.OpenFile(filepath.Join(dir, vlogName), os.O_RDWR, 0); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	d.at = vlogFileHeader
+	d.mapped = mappingOf(filepath.Join(dir, vlogName))
 	return d, nil
 }
 
@@ -141,14 +158,74 @@ func (d *db) commit(entries []entry) error {
 			return err
 		}
 	}
+	d.populate(entries)
 	if err := txn.Commit(); err != nil {
 		return err
 	}
-	// A failed msync of the value log is logged by badger and not returned.
+	// Some of badger's failures are only logged.
 	if d.log.failed.Load() {
 		return errors.New("badger failed to write, see the log")
 	}
 	return nil
+}
+
+// populate has the kernel map the pages that the next entries go to, all in one call. Without it
+// badger takes a page fault every 4 KiB, which costs more than all the rest of the copying (1.55 s
+// against 0.5 s for 512 MB). It is a hint: when it fails, the faults happen as usual.
+func (d *db) populate(entries []entry) {
+	start := d.at
+	for _, e := range entries {
+		// meta, user meta and expiry; one byte at least for each length
+		d.at += int64(len(e.key)) + versionSuffix + int64(len(e.value)) + vlogSum + 3
+		d.at += int64(uvarintLen(len(e.key)+versionSuffix) + uvarintLen(len(e.value)))
+	}
+	d.at += 3 + 2 + int64(len(txnEndKey)) + versionSuffix + 1 + vlogSum // and its value, one digit at least
+	if d.mapped == 0 {
+		return
+	}
+	const page = 4 << 10
+	from := start / page * page
+	to := (d.at + page - 1) / page * page
+	_, _, _ = unix.Syscall(unix.SYS_MADVISE, d.mapped+uintptr(from), uintptr(to-from), unix.MADV_POPULATE_WRITE)
+}
+
+func uvarintLen(n int) int {
+	var b [binary.MaxVarintLen64]byte
+	return binary.PutUvarint(b[:], uint64(n)) //nolint:gosec // a length
+}
+
+// mappingOf finds where this process has mapped a file, or 0.
+func mappingOf(path string) uintptr {
+	path, err := filepath.EvalSymlinks(path) // epochs are under an absolute directory
+	if err != nil {
+		return 0
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(maps)) {
+		// 7f…-7f… rw-s 00000000 fe:00 1234   /path
+		fields := strings.SplitN(strings.TrimSpace(line), " ", 6)
+		if len(fields) < 6 || strings.TrimSpace(fields[5]) != path || fields[2] != "00000000" {
+			continue
+		}
+		low, _, _ := strings.Cut(fields[0], "-")
+		at, err := strconv.ParseUint(low, 16, 64)
+		if err == nil {
+			return uintptr(at)
+		}
+	}
+	return 0
+}
+
+func (d *db) sync() error {
+	for {
+		// Mapped pages count: they belong to the same file.
+		if err := unix.Fdatasync(int(d.vlog.Fd())); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
 
 func (d *db) get(key []byte, use func([]byte) error) error {
@@ -161,7 +238,7 @@ func (d *db) get(key []byte, use func([]byte) error) error {
 	})
 }
 
-func (d *db) close() error { return d.badger.Close() }
+func (d *db) close() error { return errors.Join(d.badger.Close(), d.vlog.Close()) }
 
 // badgerLog keeps badger quiet, but for its errors.
 type badgerLog struct {

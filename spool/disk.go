@@ -31,7 +31,7 @@ func isFull(err error) bool {
 }
 
 // allocate gives a file blocks for its first size bytes, so that writing to them through a mapping
-// can't fail. It never makes the file longer than it is, except from nothing.
+// can't fail. With grow it also gets that length. It is not synced.
 func allocate(path string, size int64, grow bool) (err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, fileMode)
 	if err != nil {
@@ -54,7 +54,15 @@ func allocate(path string, size int64, grow bool) (err error) {
 	if err != nil {
 		return fmt.Errorf("allocate %s: %w", filepath.Base(path), err)
 	}
-	return f.Sync()
+	return nil
+}
+
+func syncFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // writeZeros allocates where fallocate isn't known: over what is zero anyway, being a hole.

@@ -38,16 +38,20 @@ type epoch struct {
 	// well, it is taken second.
 	mu    sync.RWMutex
 	phase phase
-	kv    kv         // while open or lingering
-	file  *os.File   // the value log, once loaded
-	ix    *index     // its refs are nil until loaded
-	room  epochUsage // only the writer touches it
+	kv    kv       // while open or lingering
+	file  *os.File // the value log, once loaded
+	ix    *index   // its refs are nil until loaded
+
+	// Only the writer touches these.
+	room epochUsage
+	met  map[string]bool // attempts whose meta is written
 
 	// Guarded by Spool.mu. spans is the index's own map while the epoch is open, and then only
 	// changed under both mutexes.
 	spans     map[string]*span
 	disk      int64
 	damaged   bool
+	broken    bool      // a commit or sync failed: nothing written since the last good sync counts
 	shippedAt time.Time // zero = something isn't acknowledged, or it isn't kept
 	lastWrite time.Time
 }
@@ -92,7 +96,7 @@ func createEpoch(dir string, id uint64, size int64, wrap func(kv) kv, log *zap.L
 		return nil, err
 	}
 	marker := filepath.Join(dir, openingName)
-	if err := replaceFile(marker, []byte(strconv.Itoa(os.Getpid())+"\n"), true); err != nil {
+	if err := os.WriteFile(marker, []byte(strconv.Itoa(os.Getpid())+"\n"), fileMode); err != nil {
 		return nil, err
 	}
 	l := layoutFor(size)
@@ -104,9 +108,14 @@ func createEpoch(dir string, id uint64, size int64, wrap func(kv) kv, log *zap.L
 	if err := allocate(filepath.Join(dir, discardName), l.discard, true); err != nil {
 		return nil, err
 	}
-	// Synced, because a file system may hold freed blocks back until its journal is written.
-	if err := errors.Join(os.Truncate(ballast, l.ballast), syncDir(dir)); err != nil {
+	if err := os.Truncate(ballast, l.ballast); err != nil {
 		return nil, err
+	}
+	if free, _, err := fsSpace(dir); err != nil || free < 2*size {
+		// A file system may hold freed blocks back until its journal is written.
+		if err := syncDir(dir); err != nil {
+			return nil, err
+		}
 	}
 	d, err := openDB(dir, l, log)
 	if err != nil {
@@ -120,10 +129,11 @@ func createEpoch(dir string, id uint64, size int64, wrap func(kv) kv, log *zap.L
 	if err := os.Remove(marker); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(syncDir(dir), syncDir(filepath.Dir(dir))); err != nil {
+	// The first entry is only as durable as the file that it is in.
+	if err := errors.Join(syncFile(filepath.Join(dir, vlogName)), syncDir(dir), syncDir(filepath.Dir(dir))); err != nil {
 		return nil, err
 	}
-	e := &epoch{id: id, dir: dir, kv: d, ix: newIndex(), disk: size, lastWrite: time.Now()}
+	e := &epoch{id: id, dir: dir, kv: d, ix: newIndex(), disk: size, lastWrite: time.Now(), met: map[string]bool{}}
 	e.spans = e.ix.spans
 	e.room.layout = l
 	if wrap != nil {

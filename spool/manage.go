@@ -104,6 +104,7 @@ func (s *Spool) housekeep() {
 				}
 			}
 		case e == s.open && !idle:
+		case e == s.open && !s.stillSettled(e):
 		case s.cfg.KeepShipped > 0:
 			freed = s.keep(e) || freed
 		default:
@@ -126,6 +127,13 @@ func (s *Spool) housekeep() {
 		s.notify()
 		s.mu.Unlock()
 	}
+}
+
+// stillSettled looks again when nothing is under way any more.
+func (s *Spool) stillSettled(e *epoch) bool {
+	s.barrier()
+	done, idle := s.settled(e)
+	return done && idle && !e.isBroken(s)
 }
 
 // settled says whether all of an epoch is acknowledged, and whether nothing was written to it lately.
@@ -208,6 +216,7 @@ func (s *Spool) remove(e *epoch) bool {
 func (s *Spool) DropOldest() (int64, error) {
 	var freed int64
 	err := s.inRun(context.Background(), func() error {
+		s.barrier()
 		s.mu.Lock()
 		before := s.used()
 		s.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -15,8 +16,6 @@ const (
 	// idleRemoval: an open epoch of which everything is acknowledged is given back after so long
 	// without a write, because making the next one costs some milliseconds.
 	idleRemoval = time.Second
-	// commitTries: a second fresh epoch that fails like the first means that it isn't the epoch.
-	commitTries = 3
 )
 
 // Run writes, until ctx ends. Then it seals the open epoch, gives the directory back and returns.
@@ -26,15 +25,21 @@ func (s *Spool) Run(ctx context.Context) error {
 		return errors.New("spool: BUG: Run was called twice")
 	}
 	defer close(s.done)
+	var syncer sync.WaitGroup
+	syncer.Go(s.syncLoop)
+	defer syncer.Wait()
+	defer close(s.syncs)
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
 	s.housekeep()
 	for {
+		s.retry()
 		select {
 		case <-ctx.Done():
 			return s.finish()
 		case r := <-s.requests:
 			s.commitGroup(s.group(r))
+		case <-s.failed:
 		case f := <-s.commands:
 			f()
 		case <-s.kick:
@@ -58,6 +63,8 @@ func (s *Spool) Close() error {
 }
 
 func (s *Spool) finish() error {
+	s.barrier()
+	s.retry()
 	var err error
 	if s.open != nil {
 		err = s.sealOpen()
@@ -83,82 +90,6 @@ func (s *Spool) finish() error {
 		return fmt.Errorf("spool: %w", err)
 	}
 	return nil
-}
-
-// group collects the calls that are under way, so that they share one fsync. It waits only for
-// callers that have already come in.
-func (s *Spool) group(r *request) []*request {
-	group := []*request{r}
-	size, count := r.size(), len(r.items)
-	timer := time.NewTimer(groupWait)
-	defer timer.Stop()
-	for size < groupEnough && count < groupEntries/2 && s.inflight.Load() > int64(len(group)) {
-		select {
-		case r := <-s.requests:
-			group = append(group, r)
-			size, count = size+r.size(), count+len(r.items)
-		case <-timer.C:
-			return group
-		}
-	}
-	return group
-}
-
-func (r *request) size() int {
-	n := 0
-	for _, it := range r.items {
-		n += len(it.value)
-	}
-	return n
-}
-
-// commitGroup makes the group durable in as few transactions as fit, and answers.
-func (s *Spool) commitGroup(group []*request) {
-	var items []item
-	for _, r := range group {
-		items = append(items, r.items...)
-	}
-	var err error
-	for len(items) > 0 && err == nil {
-		n, size := 0, 0
-		// Half of the entries are left for metas: each batch may be the first of its attempt.
-		for n < len(items) && n < groupEntries/2 && (n == 0 || size+len(items[n].value) <= groupMax) {
-			size += len(items[n].value)
-			n++
-		}
-		err = s.commit(items[:n])
-		items = items[n:]
-	}
-	for _, r := range group {
-		r.answer <- err
-		s.inflight.Add(-1)
-	}
-}
-
-// commit makes one transaction durable. A handle that failed is never written to again: the epoch
-// is sealed and what it refused goes into a new one.
-func (s *Spool) commit(items []item) error {
-	var err error
-	for range commitTries {
-		var e *epoch
-		var entries []entry
-		if e, entries, err = s.writable(items); err != nil {
-			return err
-		}
-		start := time.Now()
-		if err = e.kv.commit(entries); err == nil {
-			s.committed(e, entries, items, time.Since(start))
-			return nil
-		}
-		s.log.Error("commit failed, a new epoch is taken", zap.Uint64("epoch", e.id), zap.Error(err))
-		if serr := s.sealOpen(); serr != nil {
-			s.log.Error("failed epoch wasn't sealed", zap.Uint64("epoch", e.id), zap.Error(serr))
-		}
-	}
-	if isFull(err) {
-		return s.isFullNow(err)
-	}
-	return fmt.Errorf("spool: append: %w", err)
 }
 
 // writable returns the open epoch, or a new one when the entries don't fit.
@@ -194,7 +125,7 @@ func (s *Spool) entriesFor(e *epoch, items []item) []entry {
 	defer s.mu.Unlock()
 	met := map[string]bool{}
 	for _, it := range items {
-		if e.spans[it.attempt] == nil && !met[it.attempt] {
+		if !e.met[it.attempt] && !met[it.attempt] {
 			met[it.attempt] = true
 			k := appendKey(nil, key{kind: kindMeta, attempt: it.attempt})
 			entries = append(entries, entry{k, appendValue(nil, k, header{}, s.attempt(it.attempt).meta)})
@@ -204,36 +135,9 @@ func (s *Spool) entriesFor(e *epoch, items []item) []entry {
 	return entries
 }
 
-func (s *Spool) committed(e *epoch, entries []entry, items []item, took time.Duration) {
-	e.room.add(entries)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	sort := false
-	for _, it := range items {
-		if sp := e.ix.spans[it.attempt]; sp != nil && it.ref.first < sp.next {
-			sort = true
-		}
-		a := s.attempt(it.attempt)
-		if e.ix.spans[it.attempt] == nil {
-			e.ix.setMeta(it.attempt, a.meta)
-		}
-		e.ix.add(it.attempt, it.ref)
-		a.end = max(a.end, it.ref.next)
-		s.appended++
-		s.appendBytes += uint64(it.ref.valueLen) //nolint:gosec // > 0
-	}
-	if sort {
-		e.ix.sort()
-	}
-	e.lastWrite = time.Now()
-	s.cursorsDirty = true
-	s.commits.observe(took)
-}
-
 // sealOpen ends the open epoch's life as such, whatever comes of it.
 func (s *Spool) sealOpen() error {
+	s.barrier()
 	e := s.open
 	s.open = nil
 	return s.seal(e)
@@ -265,10 +169,13 @@ func (s *Spool) persist(last bool) {
 			s.log.Warn("holes weren't written", zap.Error(err))
 		}
 	}
-	if !s.cursorsDirty && !last {
+	s.mu.Lock()
+	dirty := s.cursorsDirty
+	s.cursorsDirty = false
+	s.mu.Unlock()
+	if !dirty && !last {
 		return
 	}
-	s.cursorsDirty = false
 	if err := s.writeCursors(last); err != nil && !isFull(err) {
 		s.log.Warn("cursors weren't written", zap.Error(err))
 	}

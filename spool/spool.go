@@ -40,33 +40,36 @@ type Spool struct {
 	requests chan *request
 	commands chan func()
 	kick     chan struct{} // something may have become removable
+	failed   chan struct{} // the syncer refused something
 	done     chan struct{} // closed when Run has ended
 	running  atomic.Bool
-	inflight atomic.Int64 // Append calls that wait for an answer
+	arriving atomic.Int64 // Append calls that the writer hasn't taken yet
+	syncs    chan *chunk  // from the writer to the syncer
 
 	loadMu sync.Mutex
 	loaded []*epoch // least recently used first
 
 	// Only the goroutine of Run touches these.
-	open         *epoch
-	nextID       uint64
-	cursorsDirty bool
+	open   *epoch
+	nextID uint64
 
-	mu          sync.Mutex
-	lock        *os.File // nil until the directory could be made
-	epochs      []*epoch // oldest first
-	attempts    map[string]*attempt
-	holesDirty  bool
-	changed     chan struct{}
-	full        bool
-	dead        int64
-	deadBytes   int64
-	nextDead    uint64
-	quarantined int64
-	appended    uint64
-	appendBytes uint64
-	corrupt     uint64
-	commits     Histogram
+	mu           sync.Mutex
+	refused      []*chunk // what an epoch that failed took and didn't make durable, in order
+	cursorsDirty bool
+	lock         *os.File // nil until the directory could be made
+	epochs       []*epoch // oldest first
+	attempts     map[string]*attempt
+	holesDirty   bool
+	changed      chan struct{}
+	full         bool
+	dead         int64
+	deadBytes    int64
+	nextDead     uint64
+	quarantined  int64
+	appended     uint64
+	appendBytes  uint64
+	corrupt      uint64
+	commits      Histogram
 }
 
 // attempt is what is known beside the epochs. Guarded by Spool.mu.
@@ -92,10 +95,15 @@ func Open(cfg Config) (*Spool, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
+	dir, err := filepath.Abs(cfg.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("spool: %w", err)
+	}
+	cfg.Dir = dir
 	s := &Spool{
 		cfg: cfg, log: cfg.Logger,
-		requests: make(chan *request), commands: make(chan func()),
-		kick: make(chan struct{}, 1), done: make(chan struct{}), changed: make(chan struct{}),
+		requests: make(chan *request), commands: make(chan func()), syncs: make(chan *chunk, maxSyncs),
+		kick: make(chan struct{}, 1), failed: make(chan struct{}, 1), done: make(chan struct{}), changed: make(chan struct{}),
 		attempts: map[string]*attempt{},
 		commits:  newHistogram(),
 	}
