@@ -53,7 +53,7 @@ func (a *Agent) attempt(take, work, deliver context.Context, job *protocol.Job) 
 	keeper, err := leasekeeper.New(leasekeeper.Config{
 		Ref: ref(job), TTL: job.LeaseTTL.Duration(), Exclusive: job.Exclusive, Grace: handler.Grace(job),
 		Sender: a.plane, Clock: a.clock, Logger: a.log,
-		Backlog: func() (int64, time.Duration) { return a.backlog(job) },
+		Backlog: func() (int64, time.Duration) { return a.logs.Backlog(job.ID, job.Attempt) },
 		Beat:    a.noteLateness,
 		Alive:   func(within time.Duration) { a.pulse.beat(loop, within) },
 	})
@@ -216,9 +216,4 @@ func (a *Agent) enter(r *record) (older *record) {
 
 func (a *Agent) leave(r *record) {
 	a.update(func() { delete(a.attempts, key(r.job.ID, r.job.Attempt)) })
-}
-
-func (a *Agent) backlog(job *protocol.Job) (int64, time.Duration) {
-	s, _ := a.logs.AttemptStats(job.ID, job.Attempt)
-	return s.SpooledBytes, s.OldestUnshipped
 }

@@ -62,6 +62,8 @@ type logs interface {
 	Flush(ctx context.Context) error // until everything is acknowledged, or ctx ends
 	AttemptStats(jobID string, attempt int64) (shipper.AttemptStats, bool)
 	Stats() shipper.Stats
+	// Backlog is what waits on disk of an attempt's log, and how old the oldest of it all is: for heartbeats.
+	Backlog(jobID string, attempt int64) (spooledBytes int64, oldest time.Duration)
 	// Full says why no output can be taken in at the moment; "" = it can. Changed is closed when that may have changed.
 	Full() string
 	Changed() <-chan struct{}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"agentd/agent/exec"
 	"agentd/agent/identity"
@@ -114,6 +115,12 @@ type realLogs struct {
 
 // Open begins an attempt's log.
 func (l *realLogs) Open(ref protocol.AttemptRef) (jobLog, error) { return l.Shipper.Open(ref) }
+
+// Backlog is for heartbeats.
+func (l *realLogs) Backlog(jobID string, attempt int64) (int64, time.Duration) {
+	s, _ := l.AttemptStats(jobID, attempt)
+	return 0, s.OldestUnshipped
+}
 
 // Full says why no output can be taken in at the moment.
 func (l *realLogs) Full() string { return "" }
