@@ -9,6 +9,7 @@ import (
 	"io"
 
 	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/s2"
 	"github.com/klauspost/compress/snappy"
 	"github.com/klauspost/compress/zstd"
 )
@@ -108,7 +109,7 @@ func appendSnappy(dst, src []byte) []byte {
 		crc = (crc>>15 | crc<<17) + 0xa282ead8
 		at := len(dst)
 		dst = grow(dst, 8+snappy.MaxEncodedLen(len(block)))
-		data := snappy.Encode(dst[at+8:cap(dst)], block)
+		data := s2.EncodeSnappy(dst[at+8:cap(dst)], block) // half the time of snappy.Encode, for a few per cent of size
 		kind := byte(snappyCompressed)
 		if len(data) >= len(block)-len(block)/8 {
 			kind = snappyPlain

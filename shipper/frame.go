@@ -207,6 +207,9 @@ func (f *framer) finish(which int) {
 		f.noteAge(s.time)
 		s.pend, s.mid = nil, false
 	case s.cut && !s.end && len(s.pend) > 0:
+		if !utf8.FullRune(s.pend) {
+			return // the beginning of a rune says nothing to anybody
+		}
 		n := wholeRunes(s.pend)
 		f.record(which, f.timeOf(s), s.pend[:n], suffixPart)
 		f.noteAge(s.time)

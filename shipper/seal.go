@@ -88,7 +88,7 @@ func (l *Log) noteParts(w *sealer, now time.Time, err error) {
 			l.partSince[i] = time.Time{}
 			continue
 		}
-		if at := s.used(); l.partSince[i].IsZero() || l.partAt[i] != at {
+		if at := s.used(); l.partSince[i].IsZero() || l.partAt[i] != at || s.cut {
 			l.partAt[i], l.partSince[i] = at, now
 		}
 		if d := l.partSince[i].Add(lineAge).UnixNano(); due == 0 || d < due {
