@@ -143,7 +143,7 @@ func TestAgentKilledBeforeTheCommandRan(t *testing.T) {
 // P1
 func TestHandlerInABackgroundServerRuns(t *testing.T) {
 	inEachMode(t, func(t *testing.T, r *Runner) {
-		server := `trap 'sleep 0.2; echo cleaned up; exit 0' TERM; echo ready; while :; do sleep 600 & wait; done`
+		server := `trap 'sleep 0.2; echo cleaned up; exit 0' TERM; sleep 600 & echo ready; wait; echo not reached`
 		tr := begin(t, r, Spec{Command: []string{"sh", "-c", `sh -c "$SERVER" & wait`}, Env: []string{"SERVER=" + server}, Grace: 5 * time.Second})
 		tr.out.waitFor(t, "ready")
 		tr.cancel(errCancelled)
@@ -152,6 +152,9 @@ func TestHandlerInABackgroundServerRuns(t *testing.T) {
 		}
 		if !strings.Contains(tr.out.text(), "cleaned up") {
 			t.Errorf("output %q: the handler didn't run", tr.out.text())
+		}
+		if strings.Contains(tr.out.text(), "not reached") {
+			t.Error("the handler didn't end the server")
 		}
 		wantNobody(t, tr.proc)
 	})
