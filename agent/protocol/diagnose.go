@@ -80,6 +80,9 @@ func (c *Client) transportError(parent context.Context, k *call, status int, err
 		e.Detail = fmt.Sprintf("the answer (%d) broke off", status)
 		return e
 	}
+	if errors.Is(err, errCut) {
+		return e
+	}
 	e.Detail = c.explain(err)
 	if p, ok := errors.AsType[*proxyError](err); ok {
 		e.Status = p.status // so that 407, 502 and 504 are told apart
@@ -107,7 +110,7 @@ func (c *Client) explain(err error) string {
 	}
 	op, _ := errors.AsType[*net.OpError](err)
 	switch {
-	case errors.Is(err, http.ErrSchemeMismatch):
+	case isPlain(err):
 		return "the server speaks plain HTTP on this port: is it the wrong port, or a server without TLS?"
 	case op != nil && op.Op == "proxyconnect":
 		return "the proxy can't be reached: check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
@@ -123,6 +126,12 @@ func (c *Client) explain(err error) string {
 		return c.base.Host + " doesn't answer: check the network and firewalls"
 	}
 	return ""
+}
+
+// isPlain tells whether the other side answered a TLS handshake with something else.
+func isPlain(err error) bool {
+	_, plain := errors.AsType[tls.RecordHeaderError](err)
+	return plain
 }
 
 // explainAlert reads what the server's TLS said. The alerts have no exported type: their texts are RFC 8446's.

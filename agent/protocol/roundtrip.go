@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"slices"
 	"strconv"
@@ -97,9 +99,14 @@ func (c *Client) do(ctx context.Context, k *call) (status int, err error) {
 func (c *Client) try(parent context.Context, k *call, key string) (int, error) {
 	ctx, cancel := context.WithTimeout(parent, k.timeout)
 	defer cancel()
-	req := c.request(ctx, k, key)
+	ctx, cut := context.WithCancelCause(ctx)
+	defer cut(nil)
+	req := c.request(httptrace.WithClientTrace(ctx, noSecretRepeats(cut)), k, key)
 	answer, err := c.pools.get(k.pool).RoundTrip(req)
 	if err != nil {
+		if errors.Is(context.Cause(ctx), errCut) {
+			err = errCut
+		}
 		return 0, c.transportError(parent, k, 0, err)
 	}
 	defer answer.Body.Close() //nolint:errcheck // read to its end or given up
@@ -115,6 +122,25 @@ func (c *Client) try(parent context.Context, k *call, key string) (int, error) {
 		return answer.StatusCode, &Error{Op: k.op, Status: answer.StatusCode, Detail: notOurs(answer, why)}
 	}
 	return answer.StatusCode, nil
+}
+
+// errCut is a request whose connection was cut while it was being held.
+var errCut = errors.New("the connection was cut before the answer")
+
+// noSecretRepeats keeps net/http from repeating a request that was held for a while. It does so
+// where a kept connection ends without an answer; within a second that is a connection that
+// had been closed while idle, and the repetition is welcome. Later it is a cut, which the agent
+// must see: to learn a shorter wait, and to come back with jitter as everybody else.
+func noSecretRepeats(cut context.CancelCauseFunc) *httptrace.ClientTrace {
+	var first time.Time // RoundTrip asks for one connection after the other
+	return &httptrace.ClientTrace{GetConn: func(string) {
+		switch {
+		case first.IsZero():
+			first = time.Now()
+		case time.Since(first) > time.Second:
+			cut(errCut)
+		}
+	}}
 }
 
 func (c *Client) request(ctx context.Context, k *call, key string) *http.Request {
