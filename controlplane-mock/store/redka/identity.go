@@ -8,6 +8,7 @@ import (
 	redkadb "github.com/nalgeon/redka"
 
 	"agentd/controlplane-mock/store"
+	"agentd/controlplane-mock/store/rules"
 )
 
 // life is the span of something that ends by itself. In memory it ends on the monotonic clock. What is
@@ -39,9 +40,7 @@ type nonce struct {
 // enrolment is the value of token/<sum>. Never changed once others can see it.
 type enrolment struct {
 	life
-	MaxUses int               `json:"maxUses"`
-	AgentID string            `json:"agentId,omitempty"` // whose lost state it may take over
-	UsedBy  map[string]string `json:"usedBy,omitempty"`  // agent id by public key: the same key again isn't another use
+	rules.Enrolment
 }
 
 func nonceKey(s store.Sum) string { return "nonce/" + s.String() }
@@ -147,7 +146,7 @@ func (s *Store) PutToken(ctx context.Context, t store.Token) error {
 				return err
 			}
 		}
-		return s.putToken(tx, t.Sum, &enrolment{life: lives(now, t.TTL), MaxUses: t.MaxUses, AgentID: t.AgentID})
+		return s.putToken(tx, t.Sum, &enrolment{lives(now, t.TTL), rules.Enrolment{MaxUses: t.MaxUses, AgentID: t.AgentID}})
 	})
 }
 

@@ -1,16 +1,16 @@
 package redka
 
 import (
+	"cmp"
 	"context"
 	"crypto/subtle"
-	"encoding/hex"
-	"maps"
 	"slices"
 	"time"
 
 	redkadb "github.com/nalgeon/redka"
 
 	"agentd/controlplane-mock/store"
+	"agentd/controlplane-mock/store/rules"
 )
 
 // maxKeys bounds the API keys of one agent that is restarted over and over. Over it the oldest goes.
@@ -39,87 +39,34 @@ func (s *Store) Link(ctx context.Context, p store.LinkParams) (store.Linked, err
 	return out, nil
 }
 
-// identify decides which agent links: nil is a new one. A token's use is noted last, so that
-// whoever is refused has used nothing.
+// identify decides which agent links: nil is a new one.
 func (s *Store) identify(tx *redkadb.Tx, p *store.LinkParams, now time.Time) (*agent, error) {
-	if p.Token == nil {
-		return s.byProof(p)
+	facts := rules.LinkFacts{Owner: s.owner(p.PublicKey).party(), Named: s.agent(p.AgentID).party()}
+	var t *enrolment
+	if p.Token != nil {
+		if t = s.token(*p.Token, now); t != nil {
+			facts.Token, facts.Bound = &t.Enrolment, s.agent(t.AgentID).party()
+		}
 	}
-	t := s.token(*p.Token, now)
-	if t == nil {
-		return nil, store.ErrDenied
-	}
-	who, err := s.byToken(p, t)
+	id, use, err := rules.Identify(p, facts)
 	if err != nil {
 		return nil, err
 	}
-	if who != nil && who.Revoked {
-		return nil, store.ErrRevoked
+	if use {
+		used := *t
+		used.Enrolment = t.Use(p, cmp.Or(id, p.NewAgentID))
+		if err := s.putToken(tx, *p.Token, &used); err != nil {
+			return nil, err
+		}
 	}
-	id := p.NewAgentID
-	if who != nil {
-		id = who.ID
-	}
-	key := hex.EncodeToString(p.PublicKey)
-	if t.UsedBy[key] == id {
-		return who, nil // the answer was lost: not another use
-	}
-	if len(t.UsedBy) >= t.MaxUses {
-		return nil, store.ErrDenied
-	}
-	used := *t
-	used.UsedBy = maps.Clone(t.UsedBy)
-	if used.UsedBy == nil {
-		used.UsedBy = map[string]string{}
-	}
-	used.UsedBy[key] = id
-	return who, s.putToken(tx, *p.Token, &used)
+	return s.agent(id), nil
 }
 
-// byProof is a re-link: a known id with its known key.
-func (s *Store) byProof(p *store.LinkParams) (*agent, error) {
-	a := s.agent(p.AgentID)
-	switch {
-	case a == nil:
-		return nil, store.ErrDenied
-	case subtle.ConstantTimeCompare(a.PublicKey, p.PublicKey) != 1:
-		return nil, store.ErrIdentity
-	case a.Revoked:
-		return nil, store.ErrRevoked
+func (a *agent) party() *rules.Party {
+	if a == nil {
+		return nil
 	}
-	return a, nil
-}
-
-// byToken is a first link, a repeated one, or a take-over.
-func (s *Store) byToken(p *store.LinkParams, t *enrolment) (*agent, error) {
-	owner := s.owner(p.PublicKey)
-	if t.AgentID != "" {
-		if owner != nil && owner.ID != t.AgentID || p.AgentID != "" && p.AgentID != t.AgentID {
-			return nil, store.ErrDenied
-		}
-		// A key pair that this token let in and that was since put out doesn't get in by it again.
-		if owner == nil && t.UsedBy[hex.EncodeToString(p.PublicKey)] != "" {
-			return nil, store.ErrDenied
-		}
-		return s.agent(t.AgentID), nil
-	}
-	switch {
-	case owner != nil && p.AgentID != "" && p.AgentID != owner.ID:
-		if s.agent(p.AgentID) != nil {
-			return nil, store.ErrIdentity
-		}
-		return nil, store.ErrDenied
-	case owner != nil:
-		return owner, nil
-	case p.AgentID != "":
-		if s.agent(p.AgentID) != nil {
-			return nil, store.ErrIdentity
-		}
-		return nil, store.ErrDenied
-	case t.UsedBy[hex.EncodeToString(p.PublicKey)] != "":
-		return nil, store.ErrDenied // as above
-	}
-	return nil, nil //nolint:nilnil // a new agent
+	return &rules.Party{ID: a.ID, PublicKey: a.PublicKey, Revoked: a.Revoked}
 }
 
 // admit writes the linked agent with its new API key.
