@@ -56,7 +56,14 @@ Exit codes: 0 done, 1 failed or a negative answer, 2 usage, 3 the server can't b
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Version:       version.String(),
-		Args:          cobra.NoArgs,
+		// No Args: cobra then names an unknown command, and those that look like it.
+		RunE: func(c *cobra.Command, _ []string) error {
+			c.SetOut(a.stderr)
+			if err := c.Help(); err != nil {
+				return err
+			}
+			return &exitError{exitUsage, nil}
+		},
 	}
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)

@@ -10,11 +10,16 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"agentd/controlplane-mock/faults"
 	"agentd/internal/testmain"
 )
 
-func TestMain(m *testing.M) { testmain.Run(m) }
+// net/http lingers half a second on a connection that it closed with a request half read, Close or not.
+func TestMain(m *testing.M) {
+	testmain.Run(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+}
 
 // patience bounds what should happen at once; silence is how long nothing has to come for us to
 // say that nothing comes.

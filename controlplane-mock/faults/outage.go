@@ -20,6 +20,13 @@ const (
 	Blackhole OutageMode = "blackhole"
 )
 
+const (
+	// restStep is how much rest is asked for at a time, restEvery how often: four times as often as
+	// needed, so that a machine that is busy doesn't let a lease run out in between.
+	restStep  = 2 * time.Second
+	restEvery = restStep / 4
+)
+
 // maxOutage bounds an outage: longer ones are a mistyped unit.
 const maxOutage = 24 * time.Hour
 
@@ -52,8 +59,9 @@ type OutageState struct {
 
 // OutageConfig is what an Outage needs; its zero value works.
 type OutageConfig struct {
-	// Rest is told the length of an outage without partition as it begins. The server then spares
-	// its leases for so long and for one TTL after, as if it had been stopped. May be nil.
+	// Rest makes the server spare its leases for so long and for one TTL after, as if it had been
+	// stopped. It is called again and again while an outage without partition is on, and once as it
+	// ends, so that one that is ended early is no longer than it was. It must not block. May be nil.
 	Rest   func(time.Duration)
 	Logger *zap.Logger // nil: none
 }
@@ -75,7 +83,8 @@ type Outage struct {
 type down struct {
 	spec  OutageSpec
 	until time.Time
-	timer *time.Timer
+	timer *time.Timer // ends it
+	rest  *time.Timer // asks for more rest; nil with a partition
 	over  chan struct{}
 }
 
@@ -101,11 +110,11 @@ func (o *Outage) Begin(spec OutageSpec) error {
 		return fmt.Errorf("faults: the server is shutting down")
 	}
 	o.endLocked()
-	// Before the port goes down: no lease may run out in between.
-	if o.cfg.Rest != nil && !spec.Partition {
-		o.cfg.Rest(length)
-	}
 	d := &down{spec: spec, until: time.Now().Add(length), over: make(chan struct{})}
+	if o.cfg.Rest != nil && !spec.Partition {
+		o.cfg.Rest(restStep) // before the port goes down: no lease may run out in between
+		d.rest = time.AfterFunc(restEvery, func() { o.restOn(d) })
+	}
 	d.timer = time.AfterFunc(length, func() { o.end(d) })
 	o.now = d
 	o.strike()
@@ -152,6 +161,16 @@ func (o *Outage) end(d *down) {
 	}
 }
 
+// restOn asks for more rest while d is on.
+func (o *Outage) restOn(d *down) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.now == d {
+		o.cfg.Rest(restStep)
+		d.rest.Reset(restEvery)
+	}
+}
+
 func (o *Outage) endLocked() {
 	d := o.now
 	if d == nil {
@@ -159,6 +178,10 @@ func (o *Outage) endLocked() {
 	}
 	o.now = nil
 	d.timer.Stop()
+	if d.rest != nil {
+		d.rest.Stop()
+		o.cfg.Rest(0)
+	}
 	for p := range o.ports {
 		p.bringUp(d)
 	}

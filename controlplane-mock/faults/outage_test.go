@@ -176,27 +176,6 @@ func TestOutageEndsByItself(t *testing.T) {
 	}
 }
 
-func TestOutageRestsTheReaper(t *testing.T) {
-	var rested []time.Duration
-	out := faults.NewOutage(faults.OutageConfig{Rest: func(d time.Duration) { rested = append(rested, d) }})
-	for _, s := range []faults.OutageSpec{
-		{Mode: faults.Refuse, For: 20_000},
-		{Mode: faults.Refuse, For: 30_000, Partition: true},
-		{Mode: faults.Blackhole, For: 5_000},
-	} {
-		if err := out.Begin(s); err != nil {
-			t.Fatal(err)
-		}
-	}
-	out.Close()
-	if len(rested) != 2 || rested[0] != 20*time.Second || rested[1] != 5*time.Second {
-		t.Errorf("rests: got %v, want [20s 5s]", rested)
-	}
-	if err := out.Begin(faults.OutageSpec{Mode: faults.Refuse, For: 1}); err == nil {
-		t.Error("an outage began on a server that shuts down")
-	}
-}
-
 func TestOutagesOneAfterTheOther(t *testing.T) {
 	out := faults.NewOutage(faults.OutageConfig{})
 	addr := serve(t, &backend{}, out.Listener)
