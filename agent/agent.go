@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentd/agent/protocol"
+	"agentd/spool"
 )
 
 // ErrDraining is the cause of attempts that a stop ended.
@@ -40,6 +41,7 @@ type Agent struct {
 	late     LatenessStatus     // guarded by mu
 	began    time.Time          // guarded by mu: when Run was called
 	closers  []func() error     // New's and Close's alone: undone in reverse
+	spool    *spool.Spool       // set by New; nil among fakes
 }
 
 // linkState is what the control plane said at the last link.

@@ -78,18 +78,18 @@ func (a *Agent) poll(take, work, deliver context.Context) {
 func (a *Agent) demand(ctx context.Context) []string {
 	for {
 		a.pulse.beat("poll", lookAgain)
+		changed, full := a.changes(), a.logs.Changed() // before the look, so that no change is missed
 		why, types := a.ready()
 		if types != nil {
 			return types
 		}
 		a.noteWaiting(why)
-		full := a.logs.Changed()
 		timer := time.NewTimer(lookAgain)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return nil
-		case <-a.changes():
+		case <-changed:
 		case <-full:
 		case <-timer.C:
 		}

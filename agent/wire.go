@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"agentd/agent/exec"
 	"agentd/agent/identity"
@@ -93,41 +92,6 @@ func (a *Agent) connect(process string) error {
 	return a.openLogs(client)
 }
 
-// openLogs makes shipper and spool.
-func (a *Agent) openLogs(sender shipper.Sender) error {
-	l := a.cfg.Logs
-	s, err := shipper.New(shipper.Config{
-		QueueFile: filepath.Join(a.cfg.RuntimeDir, "queue"), Memory: l.Memory, Sender: sender,
-		Durability: l.Durability, Compression: l.Compression, MaxLine: l.MaxLine, WhenFull: l.Spool.WhenFull, Logger: a.log,
-	})
-	if err != nil {
-		return fmt.Errorf("agent: %w", err)
-	}
-	a.closers = append(a.closers, s.Close)
-	a.logs = &realLogs{Shipper: s}
-	return nil
-}
-
-// realLogs is shipper and spool behind the seam.
-type realLogs struct {
-	*shipper.Shipper
-}
-
-// Open begins an attempt's log.
-func (l *realLogs) Open(ref protocol.AttemptRef) (jobLog, error) { return l.Shipper.Open(ref) }
-
-// Backlog is for heartbeats.
-func (l *realLogs) Backlog(jobID string, attempt int64) (int64, time.Duration) {
-	s, _ := l.AttemptStats(jobID, attempt)
-	return 0, s.OldestUnshipped
-}
-
-// Full says why no output can be taken in at the moment.
-func (l *realLogs) Full() string { return "" }
-
-// Changed is closed when there may be room again.
-func (l *realLogs) Changed() <-chan struct{} { return nil }
-
 // Linkable tells whether Run has anything to link with: an agent id, or a token. identity.ErrNotLinked if not.
 func (a *Agent) Linkable() error {
 	if id, ok := a.ident.(*identity.Identity); ok {
@@ -151,5 +115,5 @@ var (
 	_ ident   = (*identity.Identity)(nil)
 	_ entries = (*journal.Journal)(nil)
 	_ jobLog  = (*shipper.Log)(nil)
-	_ logs    = (*realLogs)(nil)
+	_ logs    = (*store)(nil)
 )
