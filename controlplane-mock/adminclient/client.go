@@ -54,7 +54,7 @@ func New(cfg Config) (*Client, error) {
 	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 		return nil, fmt.Errorf("adminclient: URL %q: want http://HOST:PORT or https://HOST:PORT", cfg.URL)
 	}
-	u.Path = strings.TrimSuffix(u.Path, "/")
+	u.Path, u.RawQuery, u.Fragment = strings.TrimSuffix(u.Path, "/"), "", ""
 	c := &Client{base: u, token: cfg.Token, http: cfg.HTTP, agent: cfg.UserAgent}
 	if c.http == nil {
 		c.http = &http.Client{}
@@ -131,9 +131,10 @@ func (c *Client) Do(ctx context.Context, op, method, path string, query url.Valu
 
 // send returns a successful answer with its body open, or an *Error.
 func (c *Client) send(ctx context.Context, op, method, path string, query url.Values, body any) (*http.Response, error) {
-	u := *c.base
-	u.Path += path
-	u.RawQuery = query.Encode()
+	target := c.base.String() + path // path is escaped already
+	if q := query.Encode(); q != "" {
+		target += "?" + q
+	}
 	var rd io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)
@@ -142,7 +143,7 @@ func (c *Client) send(ctx context.Context, op, method, path string, query url.Va
 		}
 		rd = bytes.NewReader(b)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, u.String(), rd)
+	req, err := http.NewRequestWithContext(ctx, method, target, rd)
 	if err != nil {
 		return nil, fmt.Errorf("adminclient: %s: %w", op, err)
 	}
