@@ -57,6 +57,10 @@ func (s *Server) linkRequest(c *call) (protocol.LinkRequest, error) {
 	if err != nil {
 		return protocol.LinkRequest{}, err
 	}
+	return s.linkFields(o)
+}
+
+func (s *Server) linkFields(o *object) (protocol.LinkRequest, error) {
 	name := s.cfg.Limits.Name
 	const maxLabels = 64 // labels say where a host stands, and there are few words for it
 	req := protocol.LinkRequest{
@@ -137,6 +141,9 @@ func (s *Server) link(c *call) error {
 	s.log.Info("agent linked", zap.String("audit", "link"), zap.String("agent", linked.Agent.ID), zap.String("name", req.Name),
 		zap.Bool("first", linked.First), zap.Bool("start", req.Start), zap.String("process", req.ProcessID),
 		zap.Stringer("address", address(c.Request)))
+	if err := s.store.Touch(c.ctx(), linked.Agent.ID); err != nil {
+		return err
+	}
 	status := http.StatusOK
 	if linked.First {
 		status = http.StatusCreated

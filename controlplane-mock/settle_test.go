@@ -134,9 +134,9 @@ func TestCompletionBodies(t *testing.T) {
 			`{`:   "ends within",
 			`[]`:  "not a JSON object",
 			`"x"`: "not a JSON object",
-			`{"attempt":1,` + token + `,"outcome":"failed","logRecords":0} x`:                     "something follows",
-			`{"Attempt":1,` + token + `,"outcome":"failed","logRecords":0}`:                       "attempt: is required",
-			`{"attempt":1,"attempt":1,` + token + `,"outcome":"failed","logRecords":0}`:           "attempt: is there twice",
+			`{"attempt":1,` + token + `,"outcome":"failed","logRecords":0} x`:                    "something follows",
+			`{"Attempt":1,` + token + `,"outcome":"failed","logRecords":0}`:                      "attempt: is required",
+			`{"attempt":1,"attempt":1,` + token + `,"outcome":"failed","logRecords":0}`:          "attempt: is there twice",
 			`{"attempt":1,` + token + `,"outcome":"failed","logRecords":0,"error":"` + "\xff\"}": "UTF-8",
 		} {
 			r := e.call("POST", "/agent/v1/jobs/"+j.ID+"/complete", a.key, body).want(t, 400, protocol.CodeInvalid)
