@@ -80,6 +80,9 @@ func (v *server) ShipLog(ctx context.Context, ref protocol.AttemptRef, b protoco
 			if f.commit {
 				v.store(ref, b, data) //nolint:errcheck // the answer is lost
 			}
+			if _, said := errors.AsType[*protocol.Error](f.err); said {
+				return protocol.Next{}, f.err
+			}
 			if f.err != nil || f.hang {
 				return protocol.Next{}, &protocol.Error{Op: "ship log", Err: errors.Join(f.err, context.DeadlineExceeded)}
 			}
