@@ -91,8 +91,9 @@ func writeZeros(f *os.File, size int64) error {
 	return nil
 }
 
-// punch gives the blocks from a position on back to the file system when they hold nothing but
-// zeros, so that not a byte of the file changes. It is thrift only: failing is harmless.
+// punch gives the blocks at the end of a file back to the file system as far as they hold nothing
+// but zeros, and not below a position, so that not a byte of the file changes. It is thrift only:
+// failing is harmless.
 func punch(path string, from int64) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -103,15 +104,30 @@ func punch(path string, from int64) {
 	if err != nil || from >= info.Size() {
 		return
 	}
+	const page = 64 << 10
 	b := make([]byte, 1<<20)
 	for at := from; at < info.Size(); {
 		n, err := f.ReadAt(b, at)
-		if !allZero(b[:n]) || n == 0 && err != nil {
+		if n == 0 && err != nil {
 			return
 		}
 		at += int64(n)
+		if last := lastNonZero(b[:n]); last >= 0 {
+			from = at - int64(n) + int64(last) + 1
+		}
 	}
-	_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, info.Size()-from)
+	if from = (from + page - 1) / page * page; from < info.Size() {
+		_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, info.Size()-from)
+	}
+}
+
+func lastNonZero(b []byte) int {
+	for i := len(b) - 1; i >= 0; i-- {
+		if b[i] != 0 {
+			return i
+		}
+	}
+	return -1
 }
 
 // diskUsage adds up the allocated blocks of a directory's files. What vanishes meanwhile counts as nothing.

@@ -135,32 +135,39 @@ func (s *Spool) adopt(e *epoch) (*index, error) {
 	}
 	if res.readables == 0 {
 		_, err := os.Stat(filepath.Join(e.dir, openingName))
-		if err == nil || len(res.damage) == 0 {
+		if err == nil || len(res.damage) == 0 && res.torn == nil {
 			// Nothing was accepted before the marker was gone, or ever.
 			s.trash(e.dir)
 			return nil, nil
 		}
+		s.thin(e, res)
 		e.spans = res.ix.spans
 		s.loseEpoch(e, ReasonCorrupt, "nothing in it can be read")
 		return nil, nil
 	}
+	if res.torn != nil && res.readables > 0 {
+		s.log.Info("epoch ended in the middle of a write", zap.Uint64("epoch", e.id), zap.NamedError("at", res.torn))
+	}
 	if len(res.damage) > 0 {
 		e.markDamaged()
-	} else {
-		// The tail that was allocated and never written: zeros, checked before they are given back.
-		punch(filepath.Join(e.dir, vlogName), res.vlogEnd)
-		punch(filepath.Join(e.dir, walName), res.walEnd)
-		punch(filepath.Join(e.dir, discardName), 0)
-		if err := os.Remove(filepath.Join(e.dir, ballastName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			s.log.Warn("ballast wasn't removed", zap.Uint64("epoch", e.id), zap.Error(err))
-		}
 	}
+	s.thin(e, res)
 	// Without an index, the next start scans again: nothing else depends on it.
 	if err := writeIndex(e.dir, res.ix); err != nil {
 		s.log.Warn("epoch's index wasn't written", zap.Uint64("epoch", e.id), zap.Error(err))
 	}
 	s.log.Info("epoch of an earlier process adopted", zap.Uint64("epoch", e.id), zap.Int("batches", res.readables))
 	return res.ix, nil
+}
+
+// thin gives back what was allocated and never written: zeros, checked to be such.
+func (s *Spool) thin(e *epoch, res scanResult) {
+	punch(filepath.Join(e.dir, vlogName), res.vlogEnd)
+	punch(filepath.Join(e.dir, walName), res.walEnd)
+	punch(filepath.Join(e.dir, discardName), 0)
+	if err := os.Remove(filepath.Join(e.dir, ballastName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.log.Warn("ballast wasn't removed", zap.Uint64("epoch", e.id), zap.Error(err))
+	}
 }
 
 // loseEpoch sets a whole epoch aside and enters what it held as holes, durably and first.

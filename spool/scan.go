@@ -29,9 +29,9 @@ const (
 type scanResult struct {
 	ix        *index
 	damage    []error
+	torn      error // how the value log ends, when it ends in the middle of a write
 	vlogEnd   int64 // where the entries end
 	walEnd    int64
-	unsealed  bool // there is no INDEX
 	readables int
 }
 
@@ -49,7 +49,7 @@ func scanEpoch(dir string) (scanResult, error) {
 		defer f.Close() //nolint:errcheck // only read
 	}
 	var size int64
-	seen := map[int64]bool{}
+	seen := map[int64]bool{} // by where an entry ends, which both logs know
 	var log *logReader
 	if f != nil {
 		info, err := f.Stat()
@@ -67,7 +67,8 @@ func scanEpoch(dir string) (scanResult, error) {
 	return res, nil
 }
 
-// scanValues walks the value log from its start to the first entry that isn't one.
+// scanValues walks the value log. Where an entry isn't one, it looks for the next value of ours: if
+// there is none, the log ended in the middle of a write, and nothing was said to be durable behind it.
 func (res *scanResult) scanValues(log *logReader, seen map[int64]bool) {
 	at := int64(vlogFileHeader)
 	for at < log.end {
@@ -75,16 +76,26 @@ func (res *scanResult) scanValues(log *logReader, seen map[int64]bool) {
 		if errors.Is(err, errLogEnd) {
 			break
 		}
-		if err != nil {
-			res.damage = append(res.damage, fmt.Errorf("%s at %d: %w", vlogName, at, err))
+		if err == nil {
+			if err = res.take(log, e); err == nil {
+				at += e.size
+				seen[at] = true
+				continue
+			}
+		}
+		bad := fmt.Errorf("%s at %d: %w", vlogName, at, err)
+		e, ok := log.resync(at + 1)
+		if !ok {
+			res.torn = bad
 			break
 		}
-		seen[at] = true
+		res.damage = append(res.damage, bad)
 		if err := res.take(log, e); err != nil {
-			res.damage = append(res.damage, fmt.Errorf("%s at %d: %w", vlogName, at, err))
-			delete(seen, at)
+			res.damage = append(res.damage, fmt.Errorf("%s at %d: %w", vlogName, e.valueAt, err))
+		} else {
+			seen[e.valueAt+e.valueLen+vlogSum] = true
 		}
-		at += e.size
+		at = e.valueAt + e.valueLen + vlogSum
 	}
 	res.vlogEnd = at
 }
@@ -100,8 +111,11 @@ func (res *scanResult) take(log *logReader, e logEntry) error {
 	}
 	keyBytes := appendKey(nil, k)
 	if k.kind == kindMeta {
-		value, err := log.value(e)
-		if err != nil {
+		if e.valueLen > valueHeader+maxMeta {
+			return fmt.Errorf("meta of %d bytes", e.valueLen)
+		}
+		value := make([]byte, e.valueLen)
+		if _, err := log.r.ReadAt(value, e.valueAt); err != nil {
 			return err
 		}
 		b, err := parseBatch(keyBytes, value)
@@ -174,10 +188,10 @@ func (res *scanResult) takePointer(wal *logReader, e logEntry, log *logReader, s
 		return nil //nolint:nilerr // the end of a transaction
 	}
 	fid, size, at, ok := pointerTo(value)
-	if !ok || fid != 1 || seen[at] {
+	if !ok || fid != 1 || seen[at+size] {
 		return nil
 	}
-	seen[at] = true
+	seen[at+size] = true
 	if log != nil && at >= vlogFileHeader && at+size <= log.end {
 		if err := res.takeAt(log, k, at, size); err == nil {
 			res.vlogEnd = max(res.vlogEnd, at+size)

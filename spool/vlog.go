@@ -1,6 +1,7 @@
 package spool
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -117,6 +118,59 @@ func (l *logReader) entry(at int64) (logEntry, error) {
 	}
 	e.key = k[:keyLen-versionSuffix]
 	return e, nil
+}
+
+// resync finds the next value of ours behind damage: by its magic, by the key that stands before it,
+// and by the checksum over both. What the entry's own header says isn't needed.
+func (l *logReader) resync(from int64) (logEntry, bool) {
+	const (
+		window = 1 << 20
+		before = maxKey + versionSuffix
+	)
+	buf := make([]byte, before+window+valueHeader)
+	magic := []byte{valueMagic0, valueMagic1, valueVersion}
+	for start := from; start < l.end; start += window {
+		// The window, with what a hit at its edges needs on both sides.
+		low := max(start-before, 0)
+		n, err := l.r.ReadAt(buf[:min(int64(len(buf)), l.end-low)], low)
+		if err != nil && !errors.Is(err, io.EOF) {
+			continue // a bad sector: look behind it
+		}
+		b := buf[:n]
+		for pos := int(start - low); pos < n && pos < int(start-low)+window; pos++ {
+			hit := bytes.Index(b[pos:], magic)
+			if hit < 0 {
+				break
+			}
+			pos += hit
+			if e, ok := valueAt(b, pos); ok && low+int64(pos)+e.valueLen+vlogSum <= l.end {
+				e.valueAt = low + int64(pos)
+				return e, true
+			}
+		}
+	}
+	return logEntry{}, false
+}
+
+// valueAt says whether a value of ours starts at b[pos], going by a key of any length before it.
+func valueAt(b []byte, pos int) (logEntry, bool) {
+	end := pos - versionSuffix
+	if pos+valueHeader > len(b) {
+		return logEntry{}, false
+	}
+	for size := keyPrefix + 1; size <= maxKey && size <= end; size++ {
+		k := b[end-size : end]
+		if k[0] != keyVersion {
+			continue
+		}
+		if _, err := parseKey(k); err != nil {
+			continue
+		}
+		if h, err := parseHeader(k, b[pos:]); err == nil {
+			return logEntry{key: bytes.Clone(k), valueLen: int64(valueHeader + h.length)}, true
+		}
+	}
+	return logEntry{}, false
 }
 
 // value reads an entry's value and checks badger's own checksum, which covers all of the entry.
