@@ -87,6 +87,7 @@ func (c *Client) NextJob(ctx context.Context, r PollRequest) (*Job, error) {
 	if err != nil || status == http.StatusNoContent {
 		return nil, err
 	}
+	c.leaseTTL.Store(int64(answer.LeaseTTL.Duration()))
 	return &answer, nil
 }
 

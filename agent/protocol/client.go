@@ -101,7 +101,11 @@ func ParseServer(server string, insecure bool) (*url.URL, error) {
 		return nil, errors.New("protocol: no server given: name the control plane's URL, as in https://control.example.com")
 	}
 	if !strings.Contains(server, "://") {
-		return fault("has no scheme: write https://%s", strings.TrimLeft(server, "/"))
+		rest := strings.TrimLeft(server, "/")
+		if host, _, _ := strings.Cut(rest, "/"); loopback(withoutPort(host)) {
+			return fault("has no scheme: write http://%s or https://%s", rest, rest)
+		}
+		return fault("has no scheme: write https://%s", rest)
 	}
 	u, err := url.Parse(server)
 	if err != nil {
@@ -122,6 +126,13 @@ func ParseServer(server string, insecure bool) (*url.URL, error) {
 	u.Path = strings.TrimRight(u.Path, "/")
 	u.RawPath = ""
 	return u, nil
+}
+
+func withoutPort(host string) string {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		return h
+	}
+	return host
 }
 
 func loopback(host string) bool {

@@ -294,8 +294,8 @@ func TestServerURLs(t *testing.T) {
 	for server, want := range map[string]string{
 		"":                         `protocol: no server given: name the control plane's URL, as in https://control.example.com`,
 		"c.example":                `protocol: server "c.example" has no scheme: write https://c.example`,
-		"127.0.0.1:7070":           `protocol: server "127.0.0.1:7070" has no scheme: write https://127.0.0.1:7070`,
-		"localhost:7070":           `protocol: server "localhost:7070" has no scheme: write https://localhost:7070`,
+		"127.0.0.1:7070":           `protocol: server "127.0.0.1:7070" has no scheme: write http://127.0.0.1:7070 or https://127.0.0.1:7070`,
+		"localhost:7070":           `protocol: server "localhost:7070" has no scheme: write http://localhost:7070 or https://localhost:7070`,
 		"ftp://c.example":          `protocol: server "ftp://c.example" has the scheme "ftp": only https:// (and http:// to loopback) is spoken`,
 		"https://":                 `protocol: server "https://" names no host: write https://control.example.com`,
 		"https://c.example:x":      `protocol: server "https://c.example:x" is not a URL: invalid port ":x" after host`,

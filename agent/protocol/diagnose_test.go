@@ -92,7 +92,7 @@ func TestErrorsNameTheCauseAndTheFix(t *testing.T) {
 	a, now := newAuthority(t), time.Now()
 	good := a.server(t, "127.0.0.1", now.Add(-time.Hour), now.Add(time.Hour), next)
 	expired := a.server(t, "127.0.0.1", now.Add(-48*time.Hour), now.Add(-24*time.Hour), next)
-	early := a.server(t, "127.0.0.1", now.Add(24*time.Hour), now.Add(48*time.Hour), next)
+	early := a.server(t, "127.0.0.1", now.Add(24*time.Hour+30*time.Minute+30*time.Second), now.Add(48*time.Hour), next)
 	other := a.server(t, "control.example.com", now.Add(-time.Hour), now.Add(time.Hour), next)
 	plain := httptest.NewServer(http.HandlerFunc(next))
 	defer plain.Close()
@@ -122,7 +122,7 @@ func TestErrorsNameTheCauseAndTheFix(t *testing.T) {
 	}{
 		{"unknown authority", good.URL, nil, "", 0, []string{`signed by the authority "CN=Test Authority" that this machine doesn't trust`, "set tls.ca_file"}},
 		{"expired", expired.URL, a.trusted(), "", 0, []string{"expired on " + now.Add(-24*time.Hour).UTC().Format("2006-01-02T15:"), "24h0m", "have it renewed", "if this machine's clock"}},
-		{"not valid yet", early.URL, a.trusted(), "", 0, []string{"becomes valid on", "in 23h59m", "clock", "is behind by at least that; set it"}},
+		{"not valid yet", early.URL, a.trusted(), "", 0, []string{"becomes valid on", "in 24h30m", "clock", "is behind by at least that; set it"}},
 		{"another name", other.URL, a.trusted(), "", 0, []string{"is for control.example.com, not for 127.0.0.1", "use one of its names in the server's URL"}},
 		{"plain server", strings.Replace(plain.URL, "http:", "https:", 1), nil, "", 0, []string{"speaks plain HTTP on this port"}},
 		{"TLS server", strings.Replace(good.URL, "https:", "http:", 1), nil, "", 400, []string{"speaks TLS on this port: use https://"}},

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -55,6 +56,9 @@ type pools struct {
 	base       http.RoundTripper
 	fixed      [numPools]*http.Transport // but for heartbeats
 	heartbeats atomic.Pointer[http.Transport]
+
+	mu        sync.Mutex
+	freshened time.Time // guarded by mu: when heartbeats was replaced last
 }
 
 func (p *pools) open(cfg ClientConfig) {
@@ -79,10 +83,20 @@ func (p *pools) get(which pool) http.RoundTripper {
 	}
 }
 
+// freshFor is how long connections count as fresh: when one path is lost, every attempt's
+// heartbeat misses at once, and one new connection does for them all.
+const freshFor = time.Second
+
 func (p *pools) freshHeartbeats() {
 	if p.base != nil {
 		return
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if time.Since(p.freshened) < freshFor {
+		return
+	}
+	p.freshened = time.Now()
 	old := p.heartbeats.Swap(newTransport(p.cfg, poolHeartbeats))
 	old.CloseIdleConnections()
 }

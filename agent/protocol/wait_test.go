@@ -123,3 +123,39 @@ func TestEveryCallHasADeadline(t *testing.T) {
 		}
 	})
 }
+
+// TestReturningAgentsSpreadOut is J7 for the back-off alone: 2,000 agents fail together, retry
+// through an outage of 60 s, and come back over 30 s, never in a crowd.
+func TestReturningAgentsSpreadOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const agents, outage = 2000, 60 * time.Second
+		start := time.Now()
+		arrived := make(chan time.Duration, agents)
+		for range agents {
+			go func() {
+				b := protocol.NewBackOff(0)
+				for time.Since(start) < outage {
+					if err := protocol.Pause(t.Context(), b, errors.New("down")); err != nil {
+						t.Error(err)
+					}
+				}
+				arrived <- time.Since(start) - outage
+			}()
+		}
+		perSecond := map[int]int{}
+		var last time.Duration
+		for range agents {
+			d := <-arrived
+			perSecond[int(d/time.Second)]++
+			last = max(last, d)
+		}
+		most := 0
+		for _, n := range perSecond {
+			most = max(most, n)
+		}
+		// Even would be 67 a second; who waits for his first long pause is a little more likely early.
+		if last < 27*time.Second || last > 30*time.Second || most > agents/10 {
+			t.Errorf("the last came after %v, the fullest second had %d of %d", last, most, agents)
+		}
+	})
+}
