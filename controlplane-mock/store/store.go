@@ -277,23 +277,24 @@ type Job struct {
 	Attempts        []Attempt
 }
 
-// Attempt is one offer and what became of it.
+// Attempt is one offer and what became of it. (The tags are for stores that keep it as JSON; a null
+// Result would read back as one.)
 type Attempt struct {
-	Number       int64
-	State        AttemptState
-	AgentID      string
-	PollID       string
-	Accepted     bool // counts against MaxAttempts unless released
-	ExitCode     int
-	Signal       string
-	Error        string
-	Result       json.RawMessage
-	OfferedAt    time.Time
-	StartedAt    time.Time // accepted; the agent's own stamp once completed
-	FinishedAt   time.Time
-	LogNext      int64  // records stored
-	LogRecords   *int64 // nil while unknown
-	SpooledBytes int64  // as the last heartbeat said
+	Number       int64           `json:",omitzero"`
+	State        AttemptState    `json:",omitzero"`
+	AgentID      string          `json:",omitzero"`
+	PollID       string          `json:",omitzero"`
+	Accepted     bool            `json:",omitzero"` // counts against MaxAttempts unless released
+	ExitCode     int             `json:",omitzero"`
+	Signal       string          `json:",omitzero"`
+	Error        string          `json:",omitzero"`
+	Result       json.RawMessage `json:",omitzero"`
+	OfferedAt    time.Time       `json:",omitzero"`
+	StartedAt    time.Time       `json:",omitzero"` // accepted; the agent's own stamp once completed
+	FinishedAt   time.Time       `json:",omitzero"`
+	LogNext      int64           `json:",omitzero"` // records stored
+	LogRecords   *int64          `json:",omitzero"` // nil while unknown
+	SpooledBytes int64           `json:",omitzero"` // as the last heartbeat said
 }
 
 // LogsComplete says that the log's length is known and all of it is stored.

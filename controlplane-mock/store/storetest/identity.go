@@ -260,7 +260,7 @@ var keyRules = []rule{
 		}
 		before, err := e.Agent(e.ctx, want[1])
 		e.ok(err)
-		e.pass(0.1)
+		e.pass(1)
 		e.ok(e.Touch(e.ctx, want[1]))
 		var got []string
 		for after := ""; ; {

@@ -41,10 +41,13 @@ func Run(t *testing.T, target Target) {
 	}
 	for _, g := range groups {
 		t.Run(g.name, func(t *testing.T) {
+			if target.RealTime {
+				t.Parallel() // it mostly waits
+			}
 			for _, r := range g.rules {
 				t.Run(r.name, func(t *testing.T) {
 					if target.RealTime {
-						t.Parallel() // it mostly waits
+						t.Parallel()
 						r.test(newEnv(t, target))
 						return
 					}
@@ -74,7 +77,7 @@ func newEnv(t *testing.T, target Target) *env {
 	t.Helper()
 	e := &env{T: t, Store: target.Open(t), target: target, ctx: t.Context(), ttl: 10 * time.Second}
 	if target.RealTime {
-		e.ttl = 400 * time.Millisecond // long beside a statement, short beside a test
+		e.ttl = 1500 * time.Millisecond // long beside a statement, short beside a test
 	}
 	return e
 }
