@@ -16,6 +16,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"agentd/internal/testmain"
 )
@@ -221,6 +224,9 @@ func wantNothingLeft(t *testing.T, r *Runner) {
 
 // helperAgent is an agent that runs one attempt; the test kills it.
 func helperAgent() {
+	if os.Getenv("NOCLONE3") != "" {
+		forbidClone3()
+	}
 	r, err := New(Config{WorkRoot: os.Getenv("WORK"), Cgroup: os.Getenv("CGROUP"), Environ: os.Environ()})
 	if err != nil {
 		fmt.Println(err)
@@ -239,6 +245,22 @@ func helperAgent() {
 	})
 	_ = json.NewEncoder(os.Stdout).Encode(res)
 	os.Exit(0)
+}
+
+// forbidClone3 makes clone3 answer ENOSYS, here and in every process to come.
+func forbidClone3() {
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // the system call's number
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_CLONE3, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog)))
+	if errno != 0 {
+		fmt.Println(errno)
+		os.Exit(1)
+	}
 }
 
 type passOn struct{}

@@ -1,6 +1,7 @@
 package exec
 
 import (
+	"context"
 	"errors"
 	"os"
 	osexec "os/exec"
@@ -225,5 +226,42 @@ func BenchmarkStartToGone(b *testing.B) {
 		if res := r.Run(b.Context(), Spec{JobID: "j", Command: []string{"true"}}); res.Outcome != "succeeded" {
 			b.Fatal(res)
 		}
+	}
+}
+
+// BenchmarkCancelToGone: the job ignores TERM and has no grace. Goal: p99 ≤ 300 ms to nothing left alive.
+func BenchmarkCancelToGone(b *testing.B) {
+	for _, mode := range modes {
+		b.Run("cgroup "+mode, func(b *testing.B) {
+			r, err := New(Config{WorkRoot: b.TempDir(), Environ: os.Environ(), Cgroup: mode})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer r.Close()
+			var took []time.Duration
+			for b.Loop() {
+				out := newSink()
+				ctx, cancel := context.WithCancelCause(b.Context())
+				var gone time.Time
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					r.Run(ctx, Spec{
+						JobID: "j", Stdout: out, Exited: func(Result) { gone = time.Now() },
+						Command: []string{"sh", "-c", `trap '' TERM; setsid sleep 600 & echo ready; wait; sleep 600`},
+					})
+				}()
+				for out.text() == "" {
+					<-time.After(time.Millisecond)
+				}
+				start := time.Now()
+				cancel(errCancelled)
+				<-done
+				took = append(took, gone.Sub(start))
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
+			b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
+		})
 	}
 }

@@ -160,8 +160,9 @@ func TestHandlerInABackgroundServerRuns(t *testing.T) {
 	})
 }
 
-// P3, in tenths of seconds.
+// P3
 func TestGracePeriodIsGivenAndEnforced(t *testing.T) {
+	const grace = 2 * time.Second
 	inEachMode(t, func(t *testing.T, r *Runner) {
 		for _, c := range []struct {
 			name, script string
@@ -169,16 +170,17 @@ func TestGracePeriodIsGivenAndEnforced(t *testing.T) {
 			outcome      protocol.Outcome
 			signal       string
 		}{
-			{"needs 0.8 of 1 s", `trap 'sleep 0.8; echo done; exit 0' TERM; echo ready; while :; do sleep 0.05; done`, 800 * time.Millisecond, 990 * time.Millisecond, protocol.Succeeded, ""},
-			{"ignores TERM", `trap '' TERM; echo ready; while :; do sleep 0.1; done`, time.Second, 1300 * time.Millisecond, protocol.Cancelled, "SIGKILL"},
-			{"stopped itself", `echo ready; kill -STOP $$`, 0, 500 * time.Millisecond, protocol.Cancelled, "SIGTERM"},
+			// As 8 s of 10 s; wide enough for a machine with other things to do.
+			{"needs half of it", `trap 'sleep 1; echo done; exit 0' TERM; echo ready; while :; do sleep 0.05; done`, time.Second, grace, protocol.Succeeded, ""},
+			{"ignores TERM", `trap '' TERM; echo ready; while :; do sleep 0.1; done`, grace, grace + 2*time.Second, protocol.Cancelled, "SIGKILL"},
+			{"stopped itself", `echo ready; kill -STOP $$`, 0, grace, protocol.Cancelled, "SIGTERM"},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				tr := begin(t, r, Spec{Command: []string{"sh", "-c", c.script}, GraceFor: func(cause error) time.Duration {
 					if !errors.Is(cause, errCancelled) {
 						t.Errorf("grace asked for cause %v", cause)
 					}
-					return time.Second
+					return grace
 				}})
 				tr.out.waitFor(t, "ready")
 				start := time.Now()
@@ -346,6 +348,22 @@ func TestReusedPidIsNotTouched(t *testing.T) {
 	}
 }
 
+// A seccomp filter that answers ENOSYS to clone3 (systemd's RestrictNamespaces=) costs no job its cgroup.
+func TestCgroupWithoutClone3(t *testing.T) {
+	r := newRunner(t, Config{Cgroup: CgroupAuto})
+	file := filepath.Join(t.TempDir(), "cgroup")
+	cmd, p, dec := startAgent(t, r.cfg.WorkRoot, CgroupAuto, `cat /proc/self/cgroup >"$PIDS"; sh -c 'cat /proc/$PPID/cgroup' >/dev/null`, "PIDS="+file, "NOCLONE3=1")
+	var res Result
+	if err := dec.Decode(&res); err != nil || res.Outcome != protocol.Succeeded {
+		t.Errorf("got %+v, %v", res, err)
+	}
+	cmd.Wait()
+	if data, _ := os.ReadFile(file); p.Cgroup == "" || !strings.Contains(string(data), "/"+filepath.Base(p.Cgroup)+"\n") {
+		t.Errorf("the job was in %q, want %s", data, p.Cgroup)
+	}
+	wantNobody(t, p)
+}
+
 // P6
 func TestProcessThatCannotBeKilledIsReportedAndTheSlotIsFree(t *testing.T) {
 	inEachMode(t, func(t *testing.T, r *Runner) {
@@ -359,6 +377,8 @@ func TestProcessThatCannotBeKilledIsReportedAndTheSlotIsFree(t *testing.T) {
 		if err := tracer.Start(); err != nil {
 			t.Fatal(err)
 		}
+		defer tracer.Wait()
+		defer tracer.Process.Kill()
 		if line, _ := bufio.NewReader(out).ReadString('\n'); line != "tracing\n" {
 			t.Fatalf("tracer said %q", line)
 		}

@@ -2,6 +2,9 @@ package journal
 
 import (
 	"errors"
+	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"agentd/agent/protocol"
@@ -44,55 +47,227 @@ type LogState struct {
 	Records int64 `json:"records,omitzero"` // record numbers covered, as far as known
 }
 
-// Faults of a call.
+// Faults of a call. An error of Begin means that the job must not be started.
 var (
 	ErrFull     = errors.New("journal: every slot is taken")
 	ErrExists   = errors.New("journal: the attempt has an entry already")
 	ErrNotFound = errors.New("journal: the attempt has no entry")
 	ErrTooLarge = errors.New("journal: the entry doesn't fit a slot")
-	ErrInUse    = errors.New("journal: another agent uses this state directory")
 	ErrClosed   = errors.New("journal: closed")
 )
 
-// Journal is an open reserved store. Its methods may be called concurrently.
-type Journal struct{}
-
-// Open opens the journal at path, or makes it with room for slots entries, all of it allocated.
-// A file with more slots keeps them; one with fewer grows if the disk lets it.
-func Open(_ string, _ int) (*Journal, error) { panic("not written yet") }
-
-// Begin writes a new entry. It is on disk when Begin returns, as with every method that changes something.
-func (j *Journal) Begin(_ Entry) error { panic("not written yet") }
-
-// SetProc notes the processes of an attempt, just before its command runs.
-func (j *Journal) SetProc(_ string, _ int64, _ Proc, _ time.Time) error { panic("not written yet") }
-
-// SetLog notes the state of an attempt's log.
-func (j *Journal) SetLog(_ string, _ int64, _ LogState) error { panic("not written yet") }
-
-// SetCompletion notes how an attempt ended. A later one replaces an earlier one.
-func (j *Journal) SetCompletion(_ string, _ int64, _ protocol.Completion) error {
-	panic("not written yet")
-}
-
-// Remove forgets an attempt that the server has settled. Removing what isn't there is harmless.
-func (j *Journal) Remove(_ string, _ int64) error { panic("not written yet") }
-
-// Entries are all entries, oldest acceptance first.
-func (j *Journal) Entries() []Entry { panic("not written yet") }
-
-// Free is the number of empty slots.
-func (j *Journal) Free() int { panic("not written yet") }
+// ErrInUse is a fault of Open.
+var ErrInUse = errors.New("journal: another agent uses this state directory")
 
 // Damage is what Open found damaged and set aside.
 type Damage struct {
-	Slot int    // -1: the file's header
+	Slot int    // -1: the file as a whole
 	What string // for people
-	Copy string // where the damaged bytes are kept; empty if they could not be copied
+	Copy string // where the damaged bytes are kept; empty if there were none to keep or no room
+}
+
+// Journal is an open reserved store. Its methods may be called concurrently.
+// Each that changes something returns when the change is on disk.
+type Journal struct {
+	path   string
+	reopen func() (device, error)
+	damage []Damage // written by Open only
+
+	mu    sync.Mutex // guards what follows, and makes updates one at a time
+	dev   device     // nil: closed, or to be opened again
+	slots []slot
+	seq   uint64 // highest in the file
+	done  bool   // by Close
+}
+
+// slot is what one slot holds: the half that counts, and its value.
+type slot struct {
+	half  int
+	seq   uint64 // 0: never written
+	entry *Entry // nil: empty
+	aside bool   // damaged, and no room to copy it: not to be overwritten
+}
+
+// Begin writes a new entry.
+func (j *Journal) Begin(e Entry) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.find(e.JobID, e.Attempt) >= 0 {
+		return fmt.Errorf("%w: %s/%d", ErrExists, e.JobID, e.Attempt)
+	}
+	i := slices.IndexFunc(j.slots, func(s slot) bool { return s.entry == nil && !s.aside })
+	if i < 0 {
+		return fmt.Errorf("%w (%d)", ErrFull, len(j.slots))
+	}
+	return j.put(i, &e)
+}
+
+// SetProc notes the processes of an attempt, just before its command runs.
+func (j *Journal) SetProc(jobID string, attempt int64, p Proc, startedAt time.Time) error {
+	return j.update(jobID, attempt, func(e *Entry) { e.Proc, e.StartedAt = p, startedAt })
+}
+
+// SetLog notes the state of an attempt's log.
+func (j *Journal) SetLog(jobID string, attempt int64, l LogState) error {
+	return j.update(jobID, attempt, func(e *Entry) { e.Log = l })
+}
+
+// SetCompletion notes how an attempt ended. A later one replaces an earlier one.
+func (j *Journal) SetCompletion(jobID string, attempt int64, c protocol.Completion) error {
+	c.Result = slices.Clone(c.Result)
+	return j.update(jobID, attempt, func(e *Entry) { e.Completion = &c })
+}
+
+// Remove forgets an attempt that the server has settled. Removing what isn't there is harmless.
+func (j *Journal) Remove(jobID string, attempt int64) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	i := j.find(jobID, attempt)
+	if i < 0 {
+		return nil
+	}
+	return j.put(i, nil)
+}
+
+// Entries are all entries, oldest acceptance first. They are the caller's.
+func (j *Journal) Entries() []Entry {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var all []Entry
+	for _, s := range j.slots {
+		if s.entry == nil {
+			continue
+		}
+		e := *s.entry
+		if e.Completion != nil {
+			c := *e.Completion
+			c.Result = slices.Clone(c.Result)
+			e.Completion = &c
+		}
+		all = append(all, e)
+	}
+	slices.SortStableFunc(all, func(a, b Entry) int { return a.AcceptedAt.Compare(b.AcceptedAt) })
+	return all
+}
+
+// Free is the number of empty slots.
+func (j *Journal) Free() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	n := 0
+	for _, s := range j.slots {
+		if s.entry == nil && !s.aside {
+			n++
+		}
+	}
+	return n
 }
 
 // Damage tells what Open found damaged. What could be read was kept.
-func (j *Journal) Damage() []Damage { panic("not written yet") }
+func (j *Journal) Damage() []Damage { return slices.Clone(j.damage) }
 
 // Close ends the use of the file.
-func (j *Journal) Close() error { panic("not written yet") }
+func (j *Journal) Close() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.done = true
+	if j.dev == nil {
+		return nil
+	}
+	err := j.dev.Close()
+	j.dev = nil
+	return err
+}
+
+func (j *Journal) find(jobID string, attempt int64) int {
+	return slices.IndexFunc(j.slots, func(s slot) bool {
+		return s.entry != nil && s.entry.JobID == jobID && s.entry.Attempt == attempt
+	})
+}
+
+func (j *Journal) update(jobID string, attempt int64, change func(*Entry)) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	i := j.find(jobID, attempt)
+	if i < 0 {
+		return fmt.Errorf("%w: %s/%d", ErrNotFound, jobID, attempt)
+	}
+	e := *j.slots[i].entry
+	change(&e)
+	return j.put(i, &e)
+}
+
+// put makes entry the slot's value: written beside the one before, synced, and only then believed.
+func (j *Journal) put(i int, entry *Entry) error {
+	if j.done {
+		return ErrClosed
+	}
+	err := j.putOnce(i, entry)
+	if err == nil || errors.Is(err, ErrTooLarge) {
+		return err
+	}
+	// The descriptor has told its error and can't be asked again; what the disk has of the slot is to be found out.
+	if err := j.again(i); err != nil {
+		return fmt.Errorf("journal: %s: slot %d: %w", j.path, i, err)
+	}
+	if err := j.putOnce(i, entry); err != nil {
+		return fmt.Errorf("journal: %s: slot %d: %w", j.path, i, err)
+	}
+	return nil
+}
+
+func (j *Journal) putOnce(i int, entry *Entry) error {
+	s := &j.slots[i]
+	half := 1 - s.half
+	if s.seq == 0 {
+		half = 0
+	}
+	data, err := encodeHalf(entry, j.seq+1, i, half)
+	if err != nil {
+		return err
+	}
+	if j.dev == nil {
+		return errNoDevice
+	}
+	if err := j.write(data, halfOffset(i, half)); err != nil {
+		return err
+	}
+	j.seq++
+	s.half, s.seq, s.entry = half, j.seq, entry
+	return nil
+}
+
+// errNoDevice: opening again has failed before; the next update tries once more.
+var errNoDevice = errors.New("not open")
+
+func (j *Journal) write(data []byte, at int64) error {
+	if _, err := j.dev.WriteAt(data, at); err != nil {
+		return err
+	}
+	return j.dev.Sync()
+}
+
+// again opens the file anew and finds out which half of slot i holds a value, so that the next write goes to the other one.
+// The value in memory stays: it is what the callers were told.
+func (j *Journal) again(i int) error {
+	if j.dev != nil {
+		_ = j.dev.Close() // its error is why we are here
+		j.dev = nil
+	}
+	dev, err := j.reopen()
+	if err != nil {
+		return err
+	}
+	j.dev = dev
+	s := &j.slots[i]
+	best := uint64(0)
+	for half := range 2 {
+		seq, _, err := decodeHalf(newHalfReader(dev, i, half), i, half)
+		if err == nil && seq > best {
+			best, s.half = seq, half
+		}
+	}
+	// A write that failed may have arrived: its number is taken.
+	j.seq = max(j.seq, best)
+	return nil
+}
