@@ -224,8 +224,9 @@ const (
 )
 
 // take hands out a page, or none. Readers get one only beyond the reserve, and within their
-// attempt's share: four times what is free, or the few pages without which it couldn't move. So a
-// single noisy attempt gets four fifths, two get four ninths each, and a newcomer always finds room.
+// attempt's share: eight times what is free beyond an eighth of all, or the few pages without which
+// it couldn't move. So a single noisy attempt gets about three quarters, two get two fifths each, and
+// whoever comes later finds what it needs, even if nothing is given back.
 func (q *File) take(a *Attempt, why purpose) (int, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -243,7 +244,7 @@ func (q *File) mayTake(a *Attempt, why purpose) bool {
 	switch why {
 	case forReading:
 		beyond := len(q.free) - q.reserve
-		return beyond > 0 && (a.pages.Load() < int64(a.least) || a.pages.Load() < 4*int64(beyond))
+		return beyond > 0 && (a.pages.Load() < int64(a.least) || a.pages.Load() < 8*int64(beyond-q.lay.pages/8))
 	case forRemark:
 		return len(q.free) > q.reserve/2
 	default:

@@ -144,7 +144,7 @@ func (img *image) walkChain(mem []byte, a *imaged) {
 	}
 	// With both states lost, head is 0: begin at the first page there is.
 	pos := max(a.st.head, max(first, 0)*data)
-	end := a.st.headNext
+	end := int64(0) // of the batch before
 	missed := false
 	for pos/data <= last {
 		off := pos % data
@@ -157,7 +157,7 @@ func (img *image) walkChain(mem []byte, a *imaged) {
 			continue
 		}
 		h, used, part, ok := parseBatch(img.page(mem, p)[pageHead+off:], a.gen, pos)
-		if ok = ok && h.First >= end && fits(used); !ok {
+		if ok = ok && h.First >= end && h.End() > a.st.headNext && fits(used); !ok {
 			missed = missed || pos < a.st.tail
 			pos += 8
 			continue

@@ -1,0 +1,421 @@
+package queue
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// sample fills a queue: three attempts, each with sealed batches and with bytes that aren't sealed.
+type sample struct {
+	path string
+	want []sampleAttempt
+}
+
+type sampleAttempt struct {
+	id      Ident
+	batches [][]byte // batch i has the numbers 10i to 10i+9
+	raw     [Streams][]byte
+}
+
+const sampleSize = 1 << 20
+
+func fill(t testing.TB, batches, size int) sample {
+	t.Helper()
+	s := sample{path: filepath.Join(t.TempDir(), "queue")}
+	q, found, err := Open(s.path, Options{Size: sampleSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(found.Attempts) != 0 {
+		t.Fatalf("a new queue holds %d attempts", len(found.Attempts))
+	}
+	for i := range 3 {
+		want := sampleAttempt{id: Ident{JobID: fmt.Sprintf("job%d", i), Attempt: int64(i + 1), Token: "secret", MaxLine: 4096}}
+		a, err := q.Begin(want.id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var used [Streams]int64
+		for n := range batches {
+			put(t, a, n%2, bytes.Repeat([]byte{byte(n)}, 100))
+			used[n%2] += 100
+			data := bytes.Repeat([]byte{byte('a' + n), byte(i)}, size/2+n)
+			if err := a.Append(Batch{First: int64(10 * n), Count: 10, Encoding: 3, Oldest: 1}, data, used, uint8(n%4)); err != nil {
+				t.Fatal(err)
+			}
+			want.batches = append(want.batches, data)
+		}
+		for stream := range want.raw {
+			for n := range 5 {
+				p := fmt.Appendf(nil, "attempt %d stream %d read %d\n", i, stream, n)
+				put(t, a, stream, p)
+				want.raw[stream] = append(want.raw[stream], p...)
+			}
+		}
+		s.want = append(s.want, want)
+	}
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func put(t testing.TB, a *Attempt, stream int, p []byte) {
+	t.Helper()
+	r := a.Raw(stream)
+	if room, err := r.Space(false); err != nil || room < len(p) {
+		t.Fatalf("room for %d of %d bytes: %v", room, len(p), err)
+	}
+	copy(r.Intend(len(p), 1), p)
+	r.Commit(len(p))
+}
+
+func content(a *Attempt, stream int) (p []byte, lost int) {
+	for _, r := range a.Raw(stream).Runs(nil) {
+		skip := max(0, a.Raw(stream).Used()-r.Pos)
+		p = append(p, r.Data[min(int(skip), len(r.Data)):]...)
+		if r.Lost {
+			lost++
+		}
+	}
+	return p, lost
+}
+
+func TestReopenedQueueHoldsEverything(t *testing.T) {
+	s := fill(t, 4, 9000)
+	for range 3 { // reopening changes nothing
+		q, found, err := Open(s.path, Options{Size: sampleSize})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found.Damage != 0 || len(found.Attempts) != len(s.want) {
+			t.Fatalf("found %d attempts, %d damaged places, want %d and 0", len(found.Attempts), found.Damage, len(s.want))
+		}
+		for i, a := range found.Attempts {
+			want := s.want[i]
+			if a.Ident != want.id || a.Next() != 40 || a.Parts() != 3 {
+				t.Errorf("attempt %+v, next %d, parts %d; want %+v, 40, 3", a.Ident, a.Next(), a.Parts(), want.id)
+			}
+			for n, b := range a.Batches() {
+				parts, ok := a.Data(b)
+				if got := bytes.Join(parts, nil); !ok || b.First != int64(10*n) || !bytes.Equal(got, want.batches[n]) {
+					t.Errorf("batch %d: first %d, %d bytes, want %d", n, b.First, len(got), len(want.batches[n]))
+				}
+			}
+			for stream := range want.raw {
+				if got, lost := content(a, stream); lost != 0 || !bytes.Equal(got, want.raw[stream]) {
+					t.Errorf("stream %d holds %q, want %q", stream, got, want.raw[stream])
+				}
+			}
+		}
+		if err := q.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestReleasedBatchesGiveTheirPagesBack(t *testing.T) {
+	s := fill(t, 4, 9000)
+	q, found, err := Open(s.path, Options{Size: sampleSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range found.Attempts {
+		if n := a.Release(25); n != 20 {
+			t.Errorf("released %d records, want 20", n)
+		}
+		if b := a.Batches(); len(b) != 2 || b[0].First != 20 {
+			t.Errorf("holds %+v, want two batches from 20 on", b)
+		}
+	}
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	q, found, err = Open(s.path, Options{Size: sampleSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, a := range found.Attempts {
+		if b := a.Batches(); len(b) != 2 || b[0].First != 20 {
+			t.Errorf("after reopening it holds %+v, want two batches from 20 on", b)
+		} else if parts, _ := a.Data(b[1]); !bytes.Equal(bytes.Join(parts, nil), s.want[i].batches[3]) {
+			t.Error("the last batch has changed")
+		}
+		a.End()
+	}
+	if q.Used() != 0 || len(q.slots) != q.lay.slots {
+		t.Errorf("%d bytes and %d slots in use, want none", q.Used(), q.lay.slots-len(q.slots))
+	}
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, found, err = Open(s.path, Options{Size: 2 * sampleSize}); err != nil || len(found.Attempts) != 0 {
+		t.Errorf("an empty queue of another size: %d attempts, %v", len(found.Attempts), err)
+	}
+}
+
+// What a kill leaves between read(2) and its commit.
+func TestIntentIsARunWhenItsBytesAreThere(t *testing.T) {
+	for _, n := range []int{1, 2, 15, 16, 17, 1000, 4000, 9000} {
+		for _, read := range []int{0, n} {
+			path := filepath.Join(t.TempDir(), "queue")
+			q, _, err := Open(path, Options{Size: 8 << 20})
+			if err != nil {
+				t.Fatal(err)
+			}
+			a, err := q.Begin(Ident{JobID: "j", Attempt: 1, MaxLine: 4096})
+			if err != nil {
+				t.Fatal(err)
+			}
+			put(t, a, 0, []byte("before"))
+			if _, err := a.Raw(0).Space(false); err != nil {
+				t.Fatal(err)
+			}
+			space := a.Raw(0).Intend(n, 7)
+			clear(space[:read]) // what was read are NULs, the hardest case
+			want := append([]byte("before"), make([]byte, read)...)
+			if err := q.Close(); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				q, found, err := Open(path, Options{Size: 8 << 20})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got, _ := content(found.Attempts[0], 0); !bytes.Equal(got, want) {
+					t.Errorf("intent of %d, %d read: %d bytes found, want %d", n, read, len(got), len(want))
+				}
+				if err := q.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
+// A copy that the kernel broke off at a page's end.
+func TestIntentThatWasReadInPart(t *testing.T) {
+	lay := newLayout(8 << 20)
+	for i := range lay.mark {
+		lay.mark[i] = byte(0xF0 + i)
+	}
+	page := make([]byte, lay.pageSize)
+	const off, n = 3000, 10000
+	lay.markSpace(page, off, n)
+	clear(page[off:8192])
+	if got := lay.wasRead(page, off, n); got != 8192-off {
+		t.Errorf("%d bytes, want %d: all up to the page's end", got, 8192-off)
+	}
+}
+
+func TestSecondProcessIsRefused(t *testing.T) {
+	s := fill(t, 1, 100)
+	q, _, err := Open(s.path, Options{Size: sampleSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close() //nolint:errcheck // read only
+	if _, _, err := Open(s.path, Options{Size: sampleSize}); err == nil {
+		t.Error("a second process got the queue")
+	}
+}
+
+// Every row damages a queue; it opens all the same, and what is not damaged is there.
+func TestDamagedQueue(t *testing.T) {
+	over := func(at int, p ...byte) func([]byte) []byte {
+		return func(b []byte) []byte { copy(b[at:], p); return b }
+	}
+	lay := newLayout(sampleSize)
+	first := int(lay.pageAt(0))
+	for _, c := range []struct {
+		name    string
+		corrupt func([]byte) []byte
+		intact  int // attempts
+		renamed bool
+	}{
+		{"cut to zero", func([]byte) []byte { return nil }, 0, false},
+		{"first superblock", over(0, make([]byte, superSize)...), 3, false},
+		{"both superblocks", over(0, make([]byte, supersSize)...), 0, true},
+		{"size made huge", over(8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f), 3, false},
+		{"slot's job", over(int(lay.slotAt(0))+40, 'X'), 2, false},
+		{"slot's lengths", over(int(lay.slotAt(0))+32, 0xff, 0xff, 0xff, 0xff), 2, false},
+		{"slot's live word", over(int(lay.slotAt(0)), 0xff), 3, false},
+		{"newer state", over(int(lay.slotAt(1))+stateAt, 0xff, 0xff, 0xff, 0xff), 3, false},
+		{"cut by a byte", func(b []byte) []byte { return b[:len(b)-1] }, 3, false},
+		{"cut in half", func(b []byte) []byte { return b[:len(b)/2] }, 3, false},
+		{"cut to the superblocks", func(b []byte) []byte { return b[:supersSize] }, 0, false},
+		{"page's kind", over(first, 0xff), 3, false},
+		{"something else", func([]byte) []byte { return []byte("hello") }, 0, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := fill(t, 4, 900)
+			b, err := os.ReadFile(s.path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(s.path, c.corrupt(b), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			q, found, err := Open(s.path, Options{Size: sampleSize})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer q.Close() //nolint:errcheck // done with it
+			if len(found.Attempts) != c.intact || (found.Renamed != "") != c.renamed {
+				t.Errorf("%d attempts, renamed %q; want %d, %v", len(found.Attempts), found.Renamed, c.intact, c.renamed)
+			}
+			s.check(t, found)
+			works(t, q)
+		})
+	}
+}
+
+// check says that nothing wrong is found: every batch is one that was put in, at its numbers, and
+// every run is a stretch of what was read.
+func (s sample) check(t testing.TB, found Found) {
+	t.Helper()
+	for _, a := range found.Attempts {
+		i := slices.IndexFunc(s.want, func(w sampleAttempt) bool { return w.id == a.Ident })
+		if i < 0 {
+			t.Fatalf("found an attempt that never was: %+v", a.Ident)
+		}
+		end := int64(0)
+		for _, b := range a.Batches() {
+			if b.First < end || b.Count != 10 || b.First%10 != 0 {
+				t.Fatalf("found a batch that never was: %+v", b)
+			}
+			end = b.End()
+			if parts, ok := a.Data(b); ok && !bytes.Equal(bytes.Join(parts, nil), s.want[i].batches[b.First/10]) {
+				t.Fatalf("batch %d has changed", b.First)
+			}
+		}
+		for stream := range s.want[i].raw {
+			for _, r := range a.Raw(stream).Runs(nil) {
+				if len(r.Data) != 100 && !bytes.Contains(s.want[i].raw[stream], r.Data) {
+					t.Fatalf("stream %d: found a run that never was: %q", stream, r.Data)
+				}
+			}
+		}
+	}
+}
+
+// works says that the queue can be used.
+func works(t testing.TB, q *File) {
+	t.Helper()
+	a, err := q.Begin(Ident{JobID: "new", Attempt: 1, MaxLine: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, a, 0, []byte("x\n"))
+	if err := a.Append(Batch{First: 0, Count: 1}, []byte("data"), [Streams]int64{2}, 0); err != nil {
+		t.Fatal(err)
+	}
+	a.End()
+}
+
+// C3: one byte flipped, anywhere: never a crash, never a wrong byte, never more than what it lay in.
+func TestC3FlippedBytes(t *testing.T) {
+	flips := 200
+	if os.Getenv("AGENTD_SOAK") == "1" {
+		flips = 5000
+	}
+	s := fill(t, 4, 9000)
+	whole, err := os.ReadFile(s.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := len(whole)
+	for used > 0 && whole[used-1] == 0 {
+		used--
+	}
+	random := rand.New(rand.NewPCG(7, 8))
+	for range flips {
+		at, with := random.IntN(used), byte(1+random.IntN(255))
+		b := bytes.Clone(whole)
+		b[at] ^= with
+		if err := os.WriteFile(s.path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		q, found, err := Open(s.path, Options{Size: sampleSize})
+		if err != nil {
+			t.Fatalf("byte %d ^ %#x: %v", at, with, err)
+		}
+		s.check(t, found)
+		batches := 0
+		for _, a := range found.Attempts {
+			for _, b := range a.Batches() {
+				if _, ok := a.Data(b); ok {
+					batches++
+				}
+			}
+		}
+		// A page holds at most five batches or parts of them; a slot, one attempt.
+		if len(found.Attempts) < 2 || batches < 12-5 {
+			t.Fatalf("byte %d ^ %#x: only %d attempts and %d batches are left", at, with, len(found.Attempts), batches)
+		}
+		if err := q.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestFairShare(t *testing.T) {
+	q, _, err := Open(filepath.Join(t.TempDir(), "queue"), Options{Size: 4 << 20, Reserve: 64 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close() //nolint:errcheck // done with it
+	greedy := func(name string) int64 {
+		a, err := q.Begin(Ident{JobID: name, Attempt: 1, MaxLine: 4096})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for {
+			room, err := a.Raw(0).Space(false)
+			if err != nil {
+				return a.Bytes()
+			}
+			a.Raw(0).Intend(room, 1)
+			a.Raw(0).Commit(room)
+		}
+	}
+	first := greedy("a")
+	if part := float64(first) / float64(q.Size()); part < 0.7 || part > 0.85 {
+		t.Errorf("a single noisy attempt got %.2f of the queue, want about three quarters", part)
+	}
+	for i := range 5 {
+		if got := greedy(fmt.Sprint("b", i)); got < int64(2*q.lay.pageSize) {
+			t.Errorf("newcomer %d got %d bytes: starved", i, got)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	s := fill(f, 3, 500)
+	whole, err := os.ReadFile(s.path)
+	if err != nil {
+		f.Fatal(err)
+	}
+	lay := newLayout(sampleSize)
+	f.Add(uint32(0), []byte{0xff}, false)
+	f.Add(uint32(lay.slotAt(0)), []byte{1, 2, 3, 4}, true)                            //nolint:gosec // small
+	f.Add(uint32(lay.pageAt(0)+pageHead), []byte{0xff, 0xff, 0xff, 0xff, 0xff}, true) //nolint:gosec // small
+	f.Fuzz(func(_ *testing.T, at uint32, p []byte, cut bool) {
+		b := bytes.Clone(whole)
+		i := int(at) % len(b)
+		n := copy(b[i:], p)
+		if cut {
+			b = b[:i+n]
+		}
+		lay, err := parseLayout(b)
+		if err != nil {
+			return
+		}
+		parse(b, lay, true)
+	})
+}
