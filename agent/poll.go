@@ -31,6 +31,9 @@ type poller struct {
 	backOff backoff.BackOff
 	failing int
 	since   time.Time // of the first failure in a row
+	// probe: the next poll doesn't wait. At the start, and after trouble, an answer is worth more than a hold: it
+	// says within a round trip that the control plane is there.
+	probe bool
 }
 
 // poll asks for work while take lives, and returns when all attempts that came of it are over.
@@ -45,13 +48,16 @@ func (a *Agent) poll(take, work, deliver context.Context) {
 		return
 	case <-a.link.ready:
 	}
-	p := poller{id: newPollID(), backOff: protocol.NewBackOff(0)}
+	p := poller{id: newPollID(), backOff: protocol.NewBackOff(0), probe: true}
 	for {
 		types := a.demand(take)
 		if types == nil {
 			break
 		}
 		wait := p.wait.of(a.pollWait())
+		if p.probe {
+			wait = 0
+		}
 		a.pulse.beat(loop, wait+holdGrace)
 		a.notePoll(wait, p.wait.learned > 0)
 		sent := time.Now()
@@ -138,6 +144,7 @@ func (a *Agent) pollFailed(ctx context.Context, p *poller, wait, age time.Durati
 		a.log.Warn("polls were cut on the way, polled with a shorter wait from now on",
 			zap.Duration("cut_at", age), zap.Duration("wait", shorter), zap.Error(err))
 	}
+	p.probe = p.wait.cuts == 0 // while cuts are being counted, polls must live long enough to be cut
 	pause := time.Duration(0)
 	switch protocol.ActionFor(err) {
 	case protocol.StopConflict, protocol.StopRevoked:
@@ -163,7 +170,7 @@ func (a *Agent) pollAnswered(p *poller) {
 	if p.failing > 0 {
 		a.log.Info("poll was answered again", zap.Int("failed", p.failing), zap.Duration("after", time.Since(p.since)))
 	}
-	p.id, p.failing = newPollID(), 0
+	p.id, p.failing, p.probe = newPollID(), 0, false
 	p.backOff.Reset()
 	p.wait.answered()
 	a.update(func() {

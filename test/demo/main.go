@@ -41,6 +41,7 @@ type demoJob struct {
 	want           string // the status it must end with
 	cancelHalfWay  bool
 	cancelled      bool
+	shown          string // the last line drawn
 	job            adminclient.Job
 	started, ended time.Time
 }

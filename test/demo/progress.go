@@ -38,10 +38,14 @@ func (s *screen) show(now time.Time, jobs []*demoJob, final bool) {
 		fmt.Fprintf(&b, "\x1b[%dA", s.drawn)
 	}
 	for _, j := range jobs {
-		if s.live {
-			b.WriteString("\r\x1b[K")
+		line := fmt.Sprintf("  %-28s %-10s %9d lines made %9d stored %8.1f MB/s\n", j.title, j.job.Status, j.made(), j.stored(), j.rate(now))
+		switch {
+		case s.live:
+			b.WriteString("\r\x1b[K" + line)
+		case line != j.shown:
+			b.WriteString(line)
 		}
-		fmt.Fprintf(&b, "  %-28s %-10s %9d lines made %9d stored %8.1f MB/s\n", j.title, j.job.Status, j.made(), j.stored(), j.rate(now))
+		j.shown = line
 	}
 	s.drawn = len(jobs)
 	fmt.Fprint(s.w, b.String())
