@@ -65,7 +65,7 @@ type attempt struct {
 // take polls a job and accepts it.
 func (a *agent) take() *attempt {
 	a.t.Helper()
-	job, err := a.c.NextJob(a.t.Context(), protocol.PollRequest{PollID: rand.Text(), Wait: patience, Types: []string{"shell"}})
+	job, err := a.c.NextJob(a.t.Context(), protocol.PollRequest{PollID: rand.Text(), Wait: 30 * time.Second, Types: []string{"shell"}})
 	if err != nil || job == nil {
 		a.t.Fatalf("poll: got %v, %v, want a job", job, err)
 	}

@@ -84,11 +84,11 @@ func readToken(file string) (string, error) {
 }
 
 func (a *app) transport() (*http.Transport, error) {
+	// HTTP/1.1: one call at a time needs no more, and what TLS complains about comes through in words.
 	t := &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
 		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
 		TLSHandshakeTimeout: dialTimeout,
-		ForceAttemptHTTP2:   true,
 		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS12},
 	}
 	if file := cmp.Or(a.conn.caFile, a.getenv("CONTROLPLANE_CA_FILE")); file != "" {

@@ -128,19 +128,16 @@ func TestUsageAndConfiguration(t *testing.T) {
 func TestFlagsWinOverTheEnvironment(t *testing.T) {
 	s := serving(t)
 	for _, tc := range []struct {
-		env  []string
+		env  map[string]string
 		args []string
 		code int
 	}{
-		{[]string{"CONTROLPLANE_URL=" + s.url, "CONTROLPLANE_ADMIN_TOKEN_FILE=" + s.token}, []string{"jobs"}, 0},
-		{[]string{"CONTROLPLANE_URL=http://127.0.0.1:1", "CONTROLPLANE_ADMIN_TOKEN_FILE=/nonexistent"}, s.args("jobs"), 0},
-		{[]string{"CONTROLPLANE_URL=http://127.0.0.1:1", "CONTROLPLANE_ADMIN_TOKEN_FILE=" + s.token}, []string{"jobs"}, 3},
+		{map[string]string{"CONTROLPLANE_URL": s.url, "CONTROLPLANE_ADMIN_TOKEN_FILE": s.token}, []string{"jobs"}, 0},
+		{map[string]string{"CONTROLPLANE_URL": "http://127.0.0.1:1", "CONTROLPLANE_ADMIN_TOKEN_FILE": "/nonexistent"}, s.args("jobs"), 0},
+		{map[string]string{"CONTROLPLANE_URL": "http://127.0.0.1:1", "CONTROLPLANE_ADMIN_TOKEN_FILE": s.token}, []string{"jobs"}, 3},
 	} {
-		c := command(t.Context(), tc.args...)
-		c.Env = append(c.Env, tc.env...)
-		c.Run()
-		if got := c.ProcessState.ExitCode(); got != tc.code {
-			t.Errorf("%v %v: got %d, want %d", tc.env, tc.args, got, tc.code)
+		if got := invokeWith(t, "", tc.env, tc.args...); got.code != tc.code {
+			t.Errorf("%v %v: got %+v, want exit code %d", tc.env, tc.args, got, tc.code)
 		}
 	}
 }
