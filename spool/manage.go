@@ -259,7 +259,7 @@ func (s *Spool) Remove(ctx context.Context, id string) error {
 		a := s.attempts[id]
 		if a == nil {
 			s.mu.Unlock()
-			return fmt.Errorf("spool: %s: no such attempt", id)
+			return fmt.Errorf("%w: %s", ErrUnknown, id)
 		}
 		if a.state == Orphan { // nobody waits for its holes
 			a.acked = max(a.acked, a.end)

@@ -330,3 +330,21 @@ func (r *Reader) Quarantine() []Quarantined {
 	}
 	return out
 }
+
+// Stats returns what the directory shows: the counters of a process stay empty.
+func (r *Reader) Stats() Stats {
+	st := Stats{Epochs: len(r.epochs), DiskUsed: diskUsage(r.dir), Quarantined: diskUsage(filepath.Join(r.dir, quarantineDir))}
+	for _, e := range r.epochs {
+		for id, sp := range e.spans {
+			if c, ok := r.states[id]; !ok || sp.next > c.Next {
+				st.Batches += sp.batches
+				st.Bytes += sp.bytes
+			}
+		}
+	}
+	st.DeadLetters = int64(len(dirNames(filepath.Join(r.dir, deadDir))))
+	if free, total, err := fsSpace(r.dir); err == nil {
+		st.DiskFree, st.DiskTotal = free, total
+	}
+	return st
+}

@@ -14,11 +14,13 @@ var (
 	ErrClosed = errors.New("spool: closed")
 	// ErrInvalid: the batch can't be stored as it is; repeating it is pointless.
 	ErrInvalid = errors.New("spool: invalid batch")
+	// ErrUnknown: nothing is held of that attempt.
+	ErrUnknown = errors.New("spool: no such attempt")
 )
 
 // Reasons of holes. They end up as the reason of the gap record that stands for what is lost.
 const (
-	ReasonCorrupt   = "corrupt"   // it is there, and isn't what was written
+	ReasonCorrupt   = "damaged"   // it is there, and isn't what was written
 	ReasonMissing   = "missing"   // it was there once, its neighbours say
 	ReasonSpoolFull = "spoolFull" // DropOldest gave it up
 	ReasonRemoved   = "removed"   // an operator removed it
