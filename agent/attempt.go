@@ -129,6 +129,7 @@ func (a *Agent) work(ctx, deliver context.Context, r *record, h Handler, keeper 
 	); err != nil {
 		log.Error("outcome could not be written down, a crash before its report would lose it", zap.Error(err))
 	}
+	keeper.Reporting()
 	a.settle(deliver, job.ID, c)
 }
 

@@ -34,6 +34,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 	left := a.journal.Entries()
 	a.update(func() { a.began, a.owed = time.Now(), len(left) })
+	a.ident.Announce(a.info()) // New knew no handlers yet
 	a.sweep(work, left)
 
 	var parts, jobs sync.WaitGroup

@@ -22,6 +22,7 @@ type Keeper struct {
 	ttl       time.Duration // guarded by mu: the server's last word
 	heartbeat time.Duration // guarded by mu: the server's last word; 0 = none yet
 	lastErr   error         // guarded by mu: why the last heartbeat was missed; nil = it wasn't
+	reporting bool          // guarded by mu: the outcome is on its way
 }
 
 // New returns a keeper for one offer.
@@ -62,6 +63,20 @@ func (k *Keeper) Run(ctx context.Context, attempt func(context.Context)) error {
 	}
 	attempt(job)
 	return nil
+}
+
+// Reporting says that the attempt's outcome is being reported: from now on the end of its lease is no
+// news. The server answers the held heartbeat with lease_lost in the moment that it takes the report.
+func (k *Keeper) Reporting() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.reporting = true
+}
+
+func (k *Keeper) isReporting() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.reporting
 }
 
 // accept sends the first heartbeat until it is answered. There is no giving up while ctx lives: if the answer
@@ -111,7 +126,9 @@ func (k *Keeper) keep(ctx context.Context, end context.CancelCauseFunc) {
 				sleep(ctx, k.pace()-took)
 			}
 		case lost(err):
-			k.log.Warn("lease was lost", zap.Error(err))
+			if !k.isReporting() {
+				k.log.Warn("lease was lost", zap.Error(err))
+			}
 			end(&LeaseLost{Err: err})
 			return
 		default:
