@@ -76,7 +76,7 @@ func (c *control) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/agent/v1/jobs/next" && r.Header.Get("Agentd-Process-Id") != c.current:
 		refuse(w, 409, protocol.CodeIdentityConflict)
 	case r.URL.Path == "/agent/v1/jobs/next":
-		w.WriteHeader(204)
+		w.WriteHeader(http.StatusNoContent)
 	default:
 		answer(w, 200, protocol.Next{})
 	}

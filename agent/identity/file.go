@@ -39,7 +39,7 @@ func (r record) key() ed25519.PrivateKey { return ed25519.NewKeyFromSeed(r.Seed)
 // load reads dir/name; fs.ErrNotExist if there is none.
 func load(dir, name string) (record, error) {
 	path := filepath.Join(dir, name)
-	data, err := os.ReadFile(path) //nolint:gosec // the operator's state directory
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return record{}, fmt.Errorf("identity: %w", err)
 	}
@@ -66,7 +66,7 @@ func (e *DamagedError) Error() string {
 
 // save replaces dir/name durably: after a power cut it is the old one or the new one.
 func (r record) save(dir, name string) error {
-	data, err := json.MarshalIndent(r, "", "  ")
+	data, err := json.MarshalIndent(r, "", "  ") //nolint:gosec // keeping the key pair is what the file is for
 	if err != nil {
 		return fmt.Errorf("identity: %w", err)
 	}
@@ -86,7 +86,7 @@ func (r record) save(dir, name string) error {
 }
 
 func syncDir(dir string) error {
-	d, err := os.Open(dir) //nolint:gosec // the operator's state directory
+	d, err := os.Open(dir)
 	if err != nil {
 		return fmt.Errorf("identity: %w", err)
 	}
@@ -112,7 +112,7 @@ func prepare(dir string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// ErrNotWritable: the state directory can't be written, so no identity may depend on it.
+// ErrNotWritable says that the state directory can't be written, so no identity may depend on it.
 var ErrNotWritable = errors.New("not writable")
 
 func notWritable(dir string, err error) error {

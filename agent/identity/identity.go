@@ -74,7 +74,7 @@ type Identity struct {
 	changed  chan struct{} // closed and replaced at every change of the above
 }
 
-// ErrNotLinked: there is neither an agent id nor a token, so that only a person can help.
+// ErrNotLinked says that there is neither an agent id nor a token, so that only a person can help.
 var ErrNotLinked = errors.New("identity: not linked: get an enrolment token from the control plane's operator, then: agentd link --config FILE --token-file TOKEN")
 
 // ErrStopped answers Relink once Run has returned.

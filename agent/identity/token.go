@@ -21,7 +21,7 @@ type TokenSource func() (string, error)
 // TokenFile reads the token from a file that must exist.
 func TokenFile(path string) TokenSource {
 	return func() (string, error) {
-		f, err := os.Open(path) //nolint:gosec // named by the operator
+		f, err := os.Open(path)
 		if err != nil {
 			return "", fmt.Errorf("identity: token: %w", err)
 		}

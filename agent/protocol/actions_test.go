@@ -35,7 +35,7 @@ func TestTheTableIsTheOneInTheDocs(t *testing.T) {
 
 	meant := map[int]Action{}
 	for _, m := range regexp.MustCompile(`(?m)^\| ([0-9, ]+) \| ([^|;,]+)`).FindAllStringSubmatch(section, -1) {
-		for _, status := range strings.Split(m[1], ", ") {
+		for status := range strings.SplitSeq(m[1], ", ") {
 			n, err := strconv.Atoi(status)
 			if err != nil {
 				t.Fatal(err)
@@ -44,7 +44,7 @@ func TestTheTableIsTheOneInTheDocs(t *testing.T) {
 			if i < 0 {
 				t.Fatalf("no action named %q", m[2])
 			}
-			meant[n] = Action(i) //nolint:gosec // small
+			meant[n] = Action(i)
 		}
 	}
 	if len(meant) != 7 || fmt.Sprint(meant) != fmt.Sprint(inferred) {

@@ -137,7 +137,7 @@ func TestAPollWithoutAJob(t *testing.T) {
 				t.Errorf("%s: got %q, want %q", header, got, want)
 			}
 		}
-		w.WriteHeader(204)
+		w.WriteHeader(http.StatusNoContent)
 	})
 	job, err := client.NextJob(t.Context(), protocol.PollRequest{PollID: "p1", Wait: 2500 * time.Millisecond, Types: []string{"extract", "load"}})
 	if job != nil || err != nil {

@@ -135,7 +135,7 @@ func TestErrorsNameTheCauseAndTheFix(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := protocol.ClientConfig{Server: c.server, TLS: c.tls, Insecure: true}
-			cfg.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
+			cfg.Proxy = http.ProxyURL(nil)
 			if c.proxy != "" {
 				u, err := url.Parse(c.proxy)
 				if err != nil {

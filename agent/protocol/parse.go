@@ -114,7 +114,7 @@ func parseText(line []byte) (text string, rest []byte, ok bool) {
 			if hi < 0 || lo < 0 {
 				return "", nil, false
 			}
-			b.WriteRune(rune(hi<<4 | lo)) //nolint:gosec // two hex digits
+			b.WriteRune(rune(hi<<4 | lo))
 			size = 6
 		default:
 			return "", nil, false

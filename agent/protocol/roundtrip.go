@@ -233,7 +233,7 @@ func retryAfter(h http.Header) time.Duration {
 	}
 	var wait time.Duration
 	if seconds, err := strconv.ParseUint(text, 10, 64); err == nil {
-		wait = time.Duration(min(seconds, uint64(maxRetryAfter/time.Second))) * time.Second //nolint:gosec // bounded just before
+		wait = time.Duration(min(seconds, uint64(maxRetryAfter/time.Second))) * time.Second
 	} else if at, err := http.ParseTime(text); err == nil {
 		now, err := http.ParseTime(h.Get("Date"))
 		if err != nil {

@@ -18,7 +18,7 @@ func LinkMessage(nonce, agentID, serverID string) []byte {
 	}
 	msg := make([]byte, 0, n)
 	for _, p := range parts {
-		msg = binary.BigEndian.AppendUint32(msg, uint32(len(p))) //nolint:gosec // a JSON body is 1 MiB at most
+		msg = binary.BigEndian.AppendUint32(msg, uint32(len(p)))
 		msg = append(msg, p...)
 	}
 	return msg

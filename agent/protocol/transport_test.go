@@ -43,7 +43,7 @@ func TestHeartbeatsPollsLogsAndTheRestHaveConnectionsOfTheirOwn(t *testing.T) {
 			}
 			c.note(r.URL.Path, r.RemoteAddr)
 			if r.URL.Path == "/agent/v1/jobs/next" {
-				w.WriteHeader(204)
+				w.WriteHeader(http.StatusNoContent)
 				return
 			}
 			io.WriteString(w, `{"next":1,"leaseTtlMs":10000,"heartbeatMs":3000,"queries":[]}`)
@@ -221,7 +221,7 @@ func TestACutPollIsNotRepeatedInSecret(t *testing.T) {
 	var polls atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if polls.Add(1) == 1 {
-			w.WriteHeader(204)
+			w.WriteHeader(http.StatusNoContent)
 			return
 		}
 		<-time.After(1200 * time.Millisecond) // the proxy's patience

@@ -25,15 +25,15 @@ type ChallengeRequest struct {
 
 // Challenge is a single-use nonce, bound to the public key that asked for it.
 type Challenge struct {
-	Nonce     string `json:"nonce" wire:"required"`
-	ServerID  string `json:"serverId" wire:"required"` // names the control plane, not the instance
+	Nonce     string `json:"nonce"       wire:"required"`
+	ServerID  string `json:"serverId"    wire:"required"` // names the control plane, not the instance
 	ExpiresIn Millis `json:"expiresInMs" wire:"required"`
 }
 
 // LinkRequest proves possession of a key pair and tells who the agent is (POST /agent/v1/link).
 type LinkRequest struct {
 	AgentID    string            `json:"agentId"`
-	PublicKey  []byte            `json:"publicKey" wire:"required"`
+	PublicKey  []byte            `json:"publicKey"  wire:"required"`
 	Name       string            `json:"name"`
 	Labels     map[string]string `json:"labels"`
 	Types      []string          `json:"types"` // job and query types together
@@ -41,31 +41,31 @@ type LinkRequest struct {
 	Version    string            `json:"version"`
 	OS         string            `json:"os"`
 	Arch       string            `json:"arch"`
-	ProcessID  string            `json:"processId" wire:"required"` // "<boot id>.<random per process>", at most 128 characters
-	Start      bool              `json:"start" wire:"required"`     // true on a process's first link only
-	Nonce      string            `json:"nonce" wire:"required"`
-	Signature  []byte            `json:"signature" wire:"required"` // over LinkMessage
+	ProcessID  string            `json:"processId"  wire:"required"` // "<boot id>.<random per process>", at most 128 characters
+	Start      bool              `json:"start"      wire:"required"` // true on a process's first link only
+	Nonce      string            `json:"nonce"      wire:"required"`
+	Signature  []byte            `json:"signature"  wire:"required"` // over LinkMessage
 }
 
 // Link is what an agent gets for its proof: its id, a fresh API key, and the server's pace.
 type Link struct {
-	AgentID      string   `json:"agentId" wire:"required"`
-	APIKey       string   `json:"apiKey" wire:"required"`
+	AgentID      string   `json:"agentId"           wire:"required"`
+	APIKey       string   `json:"apiKey"            wire:"required"`
 	KeyExpiresIn Millis   `json:"apiKeyExpiresInMs" wire:"required"`
-	LeaseTTL     Millis   `json:"leaseTtlMs" wire:"required"`
-	Heartbeat    Millis   `json:"heartbeatMs" wire:"required"`
-	PollWait     Millis   `json:"pollWaitMs" wire:"required"`
+	LeaseTTL     Millis   `json:"leaseTtlMs"        wire:"required"`
+	Heartbeat    Millis   `json:"heartbeatMs"       wire:"required"`
+	PollWait     Millis   `json:"pollWaitMs"        wire:"required"`
 	MaxLogBody   int64    `json:"maxLogBody"` // bytes as sent
 	LogEncodings []string `json:"logEncodings"`
-	ServerID     string   `json:"serverId" wire:"required"`
+	ServerID     string   `json:"serverId"          wire:"required"`
 }
 
 // Job is an offer (the 200 of GET /agent/v1/jobs/next). It becomes a running attempt only
 // when its first heartbeat has been answered.
 type Job struct {
-	ID         string            `json:"id" wire:"required"`
-	Type       string            `json:"type" wire:"required"`
-	Attempt    int64             `json:"attempt" wire:"required"` // a new number for every offer
+	ID         string            `json:"id"         wire:"required"`
+	Type       string            `json:"type"       wire:"required"`
+	Attempt    int64             `json:"attempt"    wire:"required"` // a new number for every offer
 	LeaseToken string            `json:"leaseToken" wire:"required"`
 	LeaseTTL   Millis            `json:"leaseTtlMs" wire:"required"`
 	Payload    json.RawMessage   `json:"payload"`
@@ -85,15 +85,15 @@ type AttemptRef struct {
 
 // HeartbeatRequest keeps a lease (POST /agent/v1/jobs/{id}/heartbeat).
 type HeartbeatRequest struct {
-	Attempt         int64  `json:"attempt" wire:"required"`
-	LeaseToken      string `json:"leaseToken" wire:"required"`
+	Attempt         int64  `json:"attempt"           wire:"required"`
+	LeaseToken      string `json:"leaseToken"        wire:"required"`
 	SpooledBytes    int64  `json:"spooledBytes"`
 	OldestUnshipped Millis `json:"oldestUnshippedMs"`
 }
 
 // Heartbeat is the answer to a heartbeat: the lease was renewed when the request arrived and again as it was answered.
 type Heartbeat struct {
-	LeaseTTL  Millis  `json:"leaseTtlMs" wire:"required"`
+	LeaseTTL  Millis  `json:"leaseTtlMs"  wire:"required"`
 	Heartbeat Millis  `json:"heartbeatMs" wire:"required"`
 	Cancel    *Cancel `json:"cancel"` // null while nobody asked
 }
@@ -118,21 +118,21 @@ const (
 
 // Completion reports an attempt's end (POST /agent/v1/jobs/{id}/complete). Repeating it is harmless.
 type Completion struct {
-	Attempt    int64           `json:"attempt" wire:"required"`
-	LeaseToken string          `json:"leaseToken" wire:"required"`
-	Outcome    Outcome         `json:"outcome" wire:"required"`
+	Attempt    int64           `json:"attempt"             wire:"required"`
+	LeaseToken string          `json:"leaseToken"          wire:"required"`
+	Outcome    Outcome         `json:"outcome"             wire:"required"`
 	ExitCode   int             `json:"exitCode"`
 	Signal     string          `json:"signal"` // a name: SIGKILL
 	Error      string          `json:"error"`
 	Result     json.RawMessage `json:"result,omitempty"`
-	LogRecords int64           `json:"logRecords" wire:"required"` // how many record numbers the attempt's log covers
+	LogRecords int64           `json:"logRecords"          wire:"required"` // how many record numbers the attempt's log covers
 	StartedAt  time.Time       `json:"startedAt,omitzero"`
 	FinishedAt time.Time       `json:"finishedAt,omitzero"`
 }
 
 // Release gives an offer back, or an accepted job that has not started (POST /agent/v1/jobs/{id}/release).
 type Release struct {
-	Attempt    int64  `json:"attempt" wire:"required"`
+	Attempt    int64  `json:"attempt"    wire:"required"`
 	LeaseToken string `json:"leaseToken" wire:"required"`
 	Reason     string `json:"reason"`
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -119,7 +120,7 @@ func (c *Checker) check(r *http.Request, answer *tee) {
 	if answer.status >= 400 && answer.Header().Get("Content-Type") != "application/problem+json" {
 		c.t.Errorf("openapi: %s: an error as %q, not application/problem+json", at, answer.Header().Get("Content-Type"))
 	}
-	status := fmt.Sprint(answer.status)
+	status := strconv.Itoa(answer.status)
 	if route.Operation.Responses.Value(status) == nil {
 		status = "default"
 	}
