@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/time/rate"
 
+	"agentd/controlplane-mock/query"
 	"agentd/controlplane-mock/store"
 )
 
@@ -30,8 +31,9 @@ type Config struct {
 	// Encodings offered for logs. zstd and gzip are always among them. Default: zstd, gzip, snappy.
 	Encodings []string
 
-	Limits Limits
-	Rates  Rates
+	Limits  Limits
+	Rates   Rates
+	Queries query.Config
 
 	Logger   *zap.Logger          // nil: nothing is logged
 	Registry *prometheus.Registry // nil: one of its own; served at /metrics

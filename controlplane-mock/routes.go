@@ -25,6 +25,8 @@ func (s *Server) agentRoutes() []route {
 		{"/agent/v1/jobs/{id}/release", on("POST", asAgent(s.release))},
 		{"/agent/v1/jobs/{id}/attempts/{n}/logs", on("POST", asAgent(s.appendLog))},
 		{"/agent/v1/jobs/{id}/attempts/{n}/logs/next", on("GET", asAgent(s.logNext))},
+		{"/agent/v1/queries/activate", on("POST", asAgent(s.activate))},
+		{"/agent/v1/queries/{id}/answer", on("POST", asAgent(s.answerQuery))},
 	}
 }
 
@@ -43,6 +45,7 @@ func (s *Server) adminRoutes() []route {
 		{"/api/v1/agents/{id}/restore", on("POST", asAdmin(s.restoreAgent))},
 		{"/api/v1/agents/{id}/expire-key", on("POST", asAdmin(s.expireKey))},
 		{"/api/v1/enrolment-tokens", on("POST", asAdmin(s.mintToken))},
+		{"/api/v1/queries", on("POST", asAdmin(s.ask))},
 		{"/metrics", on("GET", s.serveMetrics)},
 	}
 }

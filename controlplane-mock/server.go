@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentd/controlplane-mock/query"
 	"agentd/controlplane-mock/store"
 )
 
@@ -31,6 +32,8 @@ type Server struct {
 	resync chan struct{} // holds one: subscribers of topics are to look again
 	holds  holds
 	bodies memory
+
+	queries *query.Broker
 
 	links, failures *limiter[netip.Prefix]
 	perCredential   *limiter[store.Sum]
@@ -65,6 +68,9 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.SetPace(cfg.LeaseTTL, cfg.Heartbeat)
 	var err error
+	if s.queries, err = query.New(cfg.Queries); err != nil {
+		return nil, fmt.Errorf("controlplane: %w", err)
+	}
 	if s.metrics, err = newMetrics(cfg.Registry, s); err != nil {
 		return nil, fmt.Errorf("controlplane: metrics: %w", err)
 	}
