@@ -136,7 +136,8 @@ func logEnded(job store.Job, a store.Attempt, any bool, number int64) bool {
 
 // copyStored writes the records from next on that are stored now.
 func (s *Server) copyStored(ctx context.Context, rc *http.ResponseController, job string, attempt, next int64, out logWriter) (int64, error) {
-	lim := decodeLimits{decoded: 1 << 40, record: s.cfg.Limits.Record + s.cfg.Limits.Record/4} // checked on the way in; limits may have been lowered since
+	// Checked on the way in, and limits may have been lowered since.
+	lim := decodeLimits{decoded: 1 << 40, record: s.cfg.Limits.Record + s.cfg.Limits.Record/4, codecs: s.codecs}
 	for {
 		batches, err := s.store.ReadLog(ctx, job, attempt, next, readPage)
 		if err != nil || len(batches) == 0 {

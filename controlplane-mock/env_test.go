@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,6 +34,8 @@ type env struct {
 	web  *http.Client
 	stop context.CancelFunc // ends Run
 	dial func(context.Context) (net.Conn, error)
+
+	polls atomic.Int64 // for ids that are used once
 }
 
 // bubble runs a test in a bubble, where thirty seconds take none.
@@ -227,7 +230,6 @@ type agent struct {
 	id, key string
 	process string
 	link    protocol.Link
-	polls   int
 }
 
 func (e *env) newAgent() *agent {
@@ -302,8 +304,7 @@ func (a *agent) pollAs(ctx context.Context, pollID, query string) reply {
 }
 
 func (a *agent) poll(query string) reply {
-	a.polls++
-	return a.pollAs(a.e.t.Context(), fmt.Sprintf("poll-%s-%d", a.id, a.polls), query)
+	return a.pollAs(a.e.t.Context(), fmt.Sprintf("poll-%d", a.e.polls.Add(1)), query)
 }
 
 func (e *env) submit(body map[string]any) JobView {

@@ -31,6 +31,7 @@ func (m *memory) give(n int64) { m.used.Add(-n) }
 type decodeLimits struct {
 	decoded int64
 	record  int
+	codecs  *codecs
 }
 
 // windowSize is how much of a body is decoded at once: some snappy and zstd blocks, and well within a core's own cache,
@@ -43,7 +44,7 @@ var windows = sync.Pool{New: func() any { b := make([]byte, windowSize); return 
 // more than a window or one record of the decoded body, whatever the body claims to become.
 // What is wrong with the body comes back as a *problem; what f returns, as it is.
 func walk(encoding string, body []byte, lim decodeLimits, f func(line []byte, r *record) error) (decoded int64, err error) {
-	src, done, err := decoder(encoding, body)
+	src, done, err := lim.codecs.decoder(encoding, body)
 	defer done()
 	if err != nil {
 		return 0, corrupt("the body is not %s: %v", encoding, err)
@@ -161,6 +162,6 @@ func trimBatch(b store.LogBatch, next int64, lim decodeLimits) (store.LogBatch, 
 	}
 	return store.LogBatch{
 		First: next, Count: b.First + b.Count - next, Final: b.Final,
-		Encoding: encZstd, Body: encodeZstd(plain), Decoded: int64(len(plain)), ReceivedAt: b.ReceivedAt,
+		Encoding: encZstd, Body: lim.codecs.encodeZstd(plain), Decoded: int64(len(plain)), ReceivedAt: b.ReceivedAt,
 	}, nil
 }

@@ -17,7 +17,7 @@ import (
 	"agentd/controlplane-mock/store"
 )
 
-var testLimits = decodeLimits{decoded: 32 << 20, record: 1 << 20}
+var testLimits = decodeLimits{decoded: 32 << 20, record: 1 << 20, codecs: newCodecs()}
 
 func encode(t testing.TB, encoding string, plain []byte) []byte {
 	t.Helper()
@@ -109,14 +109,14 @@ func TestDamagedBody(t *testing.T) {
 
 // A body may claim to become anything: what is decoded is bounded, and so is the memory for it.
 func TestBombs(t *testing.T) {
-	bomb := append(bytes.Repeat([]byte("{\"gap\":1}\n"), 1<<20), "x"...)
-	oneLine := bytes.Repeat([]byte("a"), 12<<20)
+	bomb := append(bytes.Repeat([]byte(outLine("x")), 1<<17), "x"...)
+	oneLine := bytes.Repeat([]byte("a"), 3<<20)
 	for _, enc := range []string{encGzip, encZstd, encSnappy} {
 		body := encode(t, enc, bomb)
-		_, err := checkBody(enc, body, 1<<40, decodeLimits{decoded: 1 << 20, record: 1 << 20})
-		wantCode(t, enc+": 10 MiB within 1 MiB", err, protocol.CodeTooLarge)
+		_, err := checkBody(enc, body, 1<<40, decodeLimits{decoded: 1 << 20, record: 1 << 20, codecs: newCodecs()})
+		wantCode(t, enc+": 3 MiB within 1 MiB", err, protocol.CodeTooLarge)
 		_, err = checkBody(enc, encode(t, enc, oneLine), 1, testLimits)
-		wantCode(t, enc+": a record of 12 MiB", err, protocol.CodeTooLarge)
+		wantCode(t, enc+": a record of 3 MiB", err, protocol.CodeTooLarge)
 	}
 }
 
@@ -226,7 +226,7 @@ func FuzzLogBody(f *testing.F) {
 		f.Add(uint8(i), encode(f, enc, plain), int64(3))
 	}
 	f.Add(uint8(0), []byte(`{"gap":7}`), int64(7))
-	lim := decodeLimits{decoded: 1 << 20, record: 1 << 16}
+	lim := decodeLimits{decoded: 1 << 20, record: 1 << 16, codecs: newCodecs()}
 	f.Fuzz(func(t *testing.T, encoding uint8, body []byte, count int64) {
 		enc := allEncodings[int(encoding)%len(allEncodings)]
 		decoded, err := checkBody(enc, body, count, lim)
@@ -246,7 +246,7 @@ func FuzzLogBody(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := checkBody(cut.Encoding, cut.Body, count-count/2, decodeLimits{decoded: 4 << 20, record: 1 << 18}); err != nil {
+		if _, err := checkBody(cut.Encoding, cut.Body, count-count/2, decodeLimits{decoded: 4 << 20, record: 1 << 18, codecs: lim.codecs}); err != nil {
 			t.Fatalf("what was trimmed: %v", err)
 		}
 	})

@@ -73,7 +73,7 @@ func (s *Server) appendLog(c *call) error {
 	if sha256.Sum256(body) != digest {
 		return corrupt("Content-Digest: the body is not what was sent")
 	}
-	lim := decodeLimits{decoded: s.cfg.Limits.LogDecoded, record: s.cfg.Limits.Record}
+	lim := decodeLimits{decoded: s.cfg.Limits.LogDecoded, record: s.cfg.Limits.Record, codecs: s.codecs}
 	if batch.Decoded, err = checkBody(batch.Encoding, body, batch.Count, lim); err != nil {
 		return err
 	}

@@ -120,7 +120,8 @@ func TestLogOfWhomItConcerns(t *testing.T) {
 }
 
 func TestLogRequests(t *testing.T) {
-	bubble(t, func(t *testing.T, e *env) {
+	limits := func(c *Config) { c.Limits.LogBody, c.Limits.LogDecoded = 2<<20, 4<<20 }
+	bubbleWith(t, limits, func(t *testing.T, e *env) {
 		a := e.agent(nil)
 		e.submit(nil)
 		j := a.start()
@@ -160,8 +161,8 @@ func TestLogRequests(t *testing.T) {
 			{"another type", raw(q, body, digestOf(body), "Content-Type: application/json"), 415, protocol.CodeInvalid},
 			{"a record that isn't one", a.ship(j, 0, 1, "hello\n"), 400, protocol.CodeInvalid},
 			{"a record over 1 MiB", a.ship(j, 0, 1, outLine(strings.Repeat("x", 1<<20))), 413, protocol.CodeTooLarge},
-			{"a body over 8 MiB", a.ship(j, 0, 1, strings.Repeat("x", 8<<20+1)), 413, protocol.CodeTooLarge},
-			{"decoded over 32 MiB", a.shipQuery(j, "?first=0&count=160000", encode(t, encZstd, plainLines(160_000, 200)), "Content-Encoding: zstd"), 413, protocol.CodeTooLarge},
+			{"a body over the limit", a.ship(j, 0, 1, strings.Repeat("x", 2<<20+1)), 413, protocol.CodeTooLarge},
+			{"decoded over the limit", a.shipQuery(j, "?first=0&count=20000", encode(t, encZstd, plainLines(20_000, 200)), "Content-Encoding: zstd"), 413, protocol.CodeTooLarge},
 		} {
 			t.Log(tc.name)
 			tc.r.want(t, tc.status, tc.code)

@@ -32,6 +32,7 @@ type Server struct {
 	resync chan struct{} // holds one: subscribers of topics are to look again
 	holds  holds
 	bodies memory
+	codecs *codecs
 
 	queries *query.Broker
 
@@ -62,6 +63,7 @@ func New(cfg Config) (*Server, error) {
 		hub: newHub(cfg.Store), resync: make(chan struct{}, 1), stopping: make(chan struct{}),
 		holds:         holds{max: cfg.Limits.Holds, perAgent: cfg.Limits.AgentHolds},
 		bodies:        memory{max: cfg.Limits.LogMemory},
+		codecs:        newCodecs(),
 		links:         newLimiter[netip.Prefix](r.Link, r.LinkBurst, r.Entries),
 		failures:      newLimiter[netip.Prefix](r.Failure, r.FailureBurst, r.Entries),
 		perCredential: newLimiter[store.Sum](r.Credential, r.CredentialBurst, r.Entries),
