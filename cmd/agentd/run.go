@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentd/agent"
+	"agentd/spool"
 	"agentd/systemd"
 )
 
@@ -198,4 +199,6 @@ func changedFixed(a, b settings) []string {
 }
 
 // mounts are the parts of the admin socket that others bring.
-func (d *daemon) mounts() map[string]http.Handler { return nil }
+func (d *daemon) mounts() map[string]http.Handler {
+	return map[string]http.Handler{spool.AdminPath: spool.AdminHandler(d.agent.Spool())}
+}
