@@ -106,12 +106,12 @@ func TestActivationNeedsItsFields(t *testing.T) {
 func TestAskersErrors(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(lookups)
-		r := (<-e.ask(5*time.Second)).want(t, 503, protocol.CodeUnavailable)
+		r := (<-e.ask(5 * time.Second)).want(t, 503, protocol.CodeUnavailable)
 		if r.took != 0 {
 			t.Errorf("unavailable was said after %v, want at once", r.took)
 		}
 		a.activate(t.Context(), map[string]any{"waitMs": 0})
-		r = (<-e.ask(3*time.Second)).want(t, 504, protocol.CodeTimeout)
+		r = (<-e.ask(3 * time.Second)).want(t, 504, protocol.CodeTimeout)
 		if r.took != 3*time.Second {
 			t.Errorf("timeout after %v, want 3s", r.took)
 		}
@@ -126,7 +126,7 @@ func TestAskersErrors(t *testing.T) {
 			e.ask(5 * time.Second)
 		}
 		synctest.Wait()
-		(<-e.ask(5*time.Second)).want(t, 429, protocol.CodeBusy)
+		(<-e.ask(5 * time.Second)).want(t, 429, protocol.CodeBusy)
 		time.Sleep(6 * time.Second)
 		if got := e.srv.queries.Sizes(); got.Queries != 0 || got.Waiting != 0 {
 			t.Errorf("left behind: %+v", got)
