@@ -102,7 +102,7 @@ func TestAnOutageAtRenewalCostsNothing(t *testing.T) {
 		}
 		time.Sleep(20 * time.Minute)
 		synctest.Wait()
-		if s := i.Status(); s.State != identity.Away || !strings.Contains(s.Words, "can't be reached") {
+		if s := i.Status(); s.State != identity.Away || !strings.Contains(s.Words, "linking does not work yet") {
 			t.Errorf("got %+v, want away", s)
 		}
 		c.set(func() { c.keys = map[string]string{} }) // the server let them all run out

@@ -12,7 +12,7 @@ type State string
 const (
 	Unlinked State = "unlinked"          // not linked yet in this process
 	Linked   State = "linked"            // there is an API key
-	Away     State = "unreachable"       // no key, and the control plane can't be reached
+	Away     State = "unreachable"       // no key, and linking fails for a reason that may pass
 	Refused  State = "refused"           // the control plane refuses the token or the proof
 	Revoked  State = "revoked"           // by a person
 	Conflict State = "identity_conflict" // another machine or process uses this identity
@@ -71,7 +71,7 @@ func words(s Status, cause error) string {
 	case Unlinked:
 		text = "not linked yet"
 	case Away:
-		text = "no API key, and the control plane can't be reached"
+		text = "no API key: linking does not work yet"
 	case Refused, Revoked, Conflict:
 		text = advice(s.State)
 	}

@@ -137,15 +137,15 @@ func (c *Client) ShipLog(ctx context.Context, ref AttemptRef, body LogBody) (Nex
 	if body.Final {
 		q.Set("final", "1")
 	}
-	encoding := body.Encoding
-	if encoding == "" {
-		encoding = "identity"
-	}
 	size := int64(0)
 	digest := sha256.New()
 	for _, f := range body.Frames {
 		size += int64(len(f))
 		digest.Write(f)
+	}
+	encoding := body.Encoding
+	if encoding == "" || size == 0 {
+		encoding = "identity" // nothing is no frame of any other
 	}
 	var answer Next
 	_, err := c.do(ctx, &call{

@@ -3,6 +3,7 @@ package protocol
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
 	"net/http"
 	"net/url"
@@ -132,6 +133,16 @@ func newTransport(cfg ClientConfig, which pool) *http.Transport {
 			return inner
 		},
 	}
+	dial := dialer.DialContext
+	if which == poolLogs {
+		dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := dialer.DialContext(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			return patientConn{conn}, nil
+		}
+	}
 	tlsConfig := &tls.Config{MinVersion: tls.VersionTLS12}
 	if cfg.TLS != nil {
 		tlsConfig = cfg.TLS.Clone()
@@ -140,7 +151,7 @@ func newTransport(cfg ClientConfig, which pool) *http.Transport {
 	return &http.Transport{
 		Proxy:                  cfg.Proxy,
 		OnProxyConnectResponse: checkProxy,
-		DialContext:            dialer.DialContext,
+		DialContext:            dial,
 		TLSClientConfig:        tlsConfig,
 		TLSHandshakeTimeout:    handshakeTimeout,
 		ForceAttemptHTTP2:      true,
@@ -151,6 +162,25 @@ func newTransport(cfg ClientConfig, which pool) *http.Transport {
 		WriteBufferSize:        64 << 10, // log bodies are written whole, not by 4 KiB
 		DisableCompression:     true,     // answers are small, and a bounded body shouldn't unpack into a huge one
 	}
+}
+
+// lastWord is how long an answer that was sent before a reset may take to be read: it has
+// arrived already.
+const lastWord = 250 * time.Millisecond
+
+// patientConn holds back a failed write for a moment. A server that refuses a body by its size
+// answers and closes while we still send; without this, the failed write would often be what
+// the caller hears of, and not the 413 that tells it to halve the batch.
+type patientConn struct{ net.Conn }
+
+func (c patientConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		timer := time.NewTimer(lastWord)
+		defer timer.Stop()
+		<-timer.C
+	}
+	return n, err
 }
 
 // checkProxy turns a proxy's refusal into an error that says whose it is.

@@ -241,3 +241,52 @@ func TestACutPollIsNotRepeatedInSecret(t *testing.T) {
 		t.Errorf("got %v after %d polls, want %s after 2", err, polls.Load(), want)
 	}
 }
+
+// TestARefusalBeforeTheBodyWasReadIsSeen: a server or proxy that knows the size refuses at once,
+// and closes while we still send. The refusal counts, not the broken connection: a batch that
+// is never halved would never pass.
+func TestARefusalBeforeTheBodyWasReadIsSeen(t *testing.T) {
+	a, now := newAuthority(t), time.Now()
+	h := func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Connection", "close")
+		w.WriteHeader(http.StatusRequestEntityTooLarge)
+	}
+	plain := httptest.NewServer(http.HandlerFunc(h))
+	defer plain.Close()
+	for name, url := range map[string]string{
+		"HTTP/1.1": plain.URL,
+		"HTTP/2":   a.server(t, "127.0.0.1", now.Add(-time.Hour), now.Add(time.Hour), h).URL,
+		"abrupt":   "http://" + abrupt(t),
+	} {
+		client := newClient(t, protocol.ClientConfig{Server: url, TLS: a.trusted()})
+		body := protocol.LogBody{Count: 1, Frames: [][]byte{make([]byte, 8<<20)}}
+		for range 10 {
+			if _, err := client.ShipLog(t.Context(), ref, body); protocol.ActionFor(err) != protocol.Halve {
+				t.Errorf("%s: got %v, want too large", name, err)
+			}
+		}
+	}
+}
+
+// abrupt serves 413 after the first bytes of a request, and resets the connection.
+func abrupt(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			conn.Read(make([]byte, 1024))
+			io.WriteString(conn, "HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+			conn.Close() // with unread data: RST
+		}
+	})
+	t.Cleanup(func() { ln.Close(); wg.Wait() })
+	return ln.Addr().String()
+}
