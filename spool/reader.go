@@ -96,6 +96,9 @@ func (r *Reader) look(id uint64) error {
 		if err != nil {
 			return err
 		}
+		if _, err := os.Stat(filepath.Join(dir, openingName)); err == nil {
+			res.damage = nil // it is being made, or wasn't: nothing was accepted
+		}
 		for _, d := range res.damage {
 			r.damage = append(r.damage, &DamageError{Epoch: id, File: vlogName, Detail: d.Error()})
 		}

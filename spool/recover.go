@@ -149,6 +149,7 @@ func (s *Spool) adopt(e *epoch) (*index, error) {
 		s.log.Info("epoch ended in the middle of a write", zap.Uint64("epoch", e.id), zap.NamedError("at", res.torn))
 	}
 	if len(res.damage) > 0 {
+		s.log.Error("epoch was damaged", zap.Uint64("epoch", e.id), zap.Errors("err", res.damage))
 		e.markDamaged()
 	}
 	s.thin(e, res)
