@@ -77,7 +77,7 @@ func crashAppend(ctx context.Context, s *redka.Store, mu *sync.Mutex, r store.Re
 
 // Killed at any moment, the store has everything that it acknowledged: dense, whole, in order.
 func TestKilledWhileAppending(t *testing.T) {
-	kills := 8
+	kills := 5
 	if os.Getenv("AGENTD_SOAK") != "" {
 		kills = 200
 	}

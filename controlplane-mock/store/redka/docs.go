@@ -3,6 +3,7 @@ package redka
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -79,13 +80,21 @@ func bucketOf(n *store.NewJob) bucketKey {
 
 // readJob reads a job, settled or not; nil if there is none.
 func readJob(tx *redkadb.Tx, id string) (*job, error) {
-	var d jobDoc
-	if found, err := get(tx, jobKey(id), &d); err != nil || !found {
-		return nil, err
+	values, err := tx.Str().GetMany(jobKey(id), stateKey(id))
+	if err != nil || values[jobKey(id)] == nil {
+		return nil, broken(err)
 	}
+	return parseJob(values, id)
+}
+
+func parseJob(values map[string]redkadb.Value, id string) (*job, error) {
+	var d jobDoc
 	var st rules.State
-	if _, err := get(tx, stateKey(id), &st); err != nil {
-		return nil, err
+	if err := json.Unmarshal(values[jobKey(id)], &d); err != nil {
+		return nil, broken(fmt.Errorf("%s: %w", jobKey(id), err))
+	}
+	if err := json.Unmarshal(values[stateKey(id)], &st); err != nil {
+		return nil, broken(fmt.Errorf("%s: %w", stateKey(id), err))
 	}
 	return fromDocs(&d, st), nil
 }

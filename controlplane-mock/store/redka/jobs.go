@@ -93,10 +93,15 @@ func stamp(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
 // Job is a job with all its attempts.
 func (s *Store) Job(ctx context.Context, id string) (store.Job, error) {
 	var out store.Job
+	s.mu.Lock()
+	j := s.mem.jobs[id] // as the last commit left it, if it isn't settled
+	s.mu.Unlock()
 	err := s.stateDB.view(ctx, func(tx *redkadb.Tx) error {
-		j, err := readJob(tx, id)
-		if err != nil {
-			return err
+		var err error
+		if j == nil {
+			if j, err = readJob(tx, id); err != nil {
+				return err
+			}
 		}
 		if j == nil {
 			return store.ErrNotFound
@@ -211,15 +216,11 @@ func readPage(tx *redkadb.Tx, set string, after int64) ([]*job, error) {
 	}
 	jobs := make([]*job, 0, len(ids))
 	for _, id := range ids {
-		var d jobDoc
-		var st rules.State
-		if err := json.Unmarshal(values[jobKey(id.Elem.String())], &d); err != nil {
+		j, err := parseJob(values, id.Elem.String())
+		if err != nil {
 			return nil, err
 		}
-		if err := json.Unmarshal(values[stateKey(id.Elem.String())], &st); err != nil {
-			return nil, err
-		}
-		jobs = append(jobs, fromDocs(&d, st))
+		jobs = append(jobs, j)
 	}
 	return jobs, nil
 }

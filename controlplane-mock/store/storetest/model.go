@@ -2,7 +2,9 @@ package storetest
 
 import (
 	"errors"
+	"flag"
 	"fmt"
+	"os"
 	"reflect"
 	"testing"
 	"testing/synctest"
@@ -19,6 +21,16 @@ import (
 // but by a retry, never an ended attempt that changes, never a job without a next step.
 func RunModel(t *testing.T, target Target) {
 	t.Helper()
+	checks := "25" // of 30 calls each
+	if os.Getenv("AGENTD_SOAK") != "" {
+		checks = "1000"
+	}
+	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue { // nobody asked for another number
+		if err := f.Value.Set(checks); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = f.Value.Set(f.DefValue) })
+	}
 	body := func(t *testing.T) {
 		e := newEnv(t, target) // one store for all rounds: each has jobs of its own
 		rapid.Check(noDeadline{t}, func(rt *rapid.T) { newModel(rt, e).round() })
