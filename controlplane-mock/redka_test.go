@@ -1,8 +1,11 @@
 package controlplane
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -166,4 +169,76 @@ func TestEachJobGoesToOnePollOnTheEmbeddedStore(t *testing.T) {
 	if err := st.Close(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// BenchmarkShip is the whole way of a body: HTTP, digest, check, durable on the embedded store, answer. MB/s of decoded bytes.
+func BenchmarkShip(b *testing.B) {
+	const perBody = 16_000 // 3.8 MB decoded, what an agent that is behind puts into one body
+	plain := plainLines(perBody, 200)
+	for _, enc := range []string{encSnappy, encZstd} {
+		b.Run(enc, func(b *testing.B) {
+			st, err := redka.Open(b.TempDir())
+			if err != nil {
+				b.Fatal(err)
+			}
+			srv, err := New(Config{Store: st, AdminToken: SumOf(adminToken)})
+			if err != nil {
+				b.Fatal(err)
+			}
+			web := httptest.NewServer(srv.Handler())
+			defer web.Close()
+			defer func() { _ = st.Close() }()
+			j, key := benchAttempt(b, st, srv)
+			body := encode(b, enc, plain)
+			digest := strings.TrimPrefix(digestOf(body), "Content-Digest: ")
+			b.SetBytes(int64(len(plain)))
+			first, cpu := int64(0), cpuTime(b)
+			defer func() {
+				b.ReportMetric((cpuTime(b)-cpu).Seconds()/(float64(first/perBody)*float64(len(plain))/1e9), "cpu-s/GB")
+			}()
+			for b.Loop() {
+				req, err := http.NewRequestWithContext(b.Context(), http.MethodPost, web.URL+logPath(j, fmt.Sprintf("?first=%d&count=%d", first, perBody)), bytes.NewReader(body))
+				if err != nil {
+					b.Fatal(err)
+				}
+				req.Header = http.Header{"Authorization": {"Bearer " + key}, "Agentd-Lease-Token": {j.LeaseToken}, "Content-Encoding": {enc}, "Content-Digest": {digest}}
+				resp, err := web.Client().Do(req)
+				if err != nil {
+					b.Fatal(err)
+				}
+				raw, _ := io.ReadAll(resp.Body)
+				_ = resp.Body.Close()
+				first += perBody
+				if want := fmt.Sprintf(`{"next":%d}`, first); string(raw) != want {
+					b.Fatalf("%s; want %s", raw, want)
+				}
+			}
+		})
+	}
+}
+
+// benchAttempt makes an agent and a leased job, past the HTTP side.
+func benchAttempt(b *testing.B, st store.Store, srv *Server) (protocol.Job, string) {
+	b.Helper()
+	ctx := b.Context()
+	token, key := SumOf("age_x"), apiKeyPrefix+"bench"
+	if err := st.PutToken(ctx, store.Token{Sum: token, TTL: time.Hour, MaxUses: 1}); err != nil {
+		b.Fatal(err)
+	}
+	linked, err := st.Link(ctx, store.LinkParams{Token: &token, NewAgentID: "ag_bench", PublicKey: make([]byte, 32), ProcessID: "p", Start: true, Key: SumOf(key), KeyTTL: time.Hour})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, _, err := st.Submit(ctx, store.NewJob{ID: "job_bench", Type: "x", MaxAttempts: 1, Payload: []byte("{}")}); err != nil {
+		b.Fatal(err)
+	}
+	secrets, err := srv.secrets(ctx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	offer, err := st.Lease(ctx, store.LeaseParams{AgentID: linked.Agent.ID, Types: []string{"x"}, PollID: "p", TTL: time.Hour, Token: secrets.leaseToken})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return srv.wireJob(offer), key
 }
