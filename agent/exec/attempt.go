@@ -157,11 +157,14 @@ func (a *attempt) warnOfLimits() {
 
 // launch starts the shim, which waits for its orders.
 func (a *attempt) launch() error {
-	stdin, err := payload(a.spec.Stdin)
-	if err != nil {
-		return err
+	var err error
+	stdin := a.spec.StdinFile
+	if stdin == nil {
+		if stdin, err = payload(a.spec.Stdin); err != nil {
+			return err
+		}
+		defer stdin.Close()
 	}
-	defer stdin.Close()
 	if a.out, err = openPipe(a.user); err != nil {
 		return err
 	}

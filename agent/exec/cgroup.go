@@ -109,12 +109,12 @@ func openCgroups(choice, workRoot string) (cgroups, error) {
 // openOwn uses the process's own cgroup where that is its to divide: delegated by a service manager, owned by this
 // unprivileged user, a container's top, or the top of a host where nobody manages the hierarchy.
 func openOwn(own, workRoot string) (cgroups, error) {
-	if filepath.Base(own) == leaf && delegated(filepath.Dir(own)) {
-		own = filepath.Dir(own)
-	}
 	mount, _, err := findCgroup2()
 	if err != nil {
 		return cgroups{}, err
+	}
+	if parent := filepath.Dir(own); filepath.Base(own) == leaf && (parent == mount || delegated(parent)) {
+		own = parent
 	}
 	if exists(own, "cgroup.procs") && !exists(own, "cgroup.events") {
 		// The host's real top. It may hold processes beside children, and other agents' children as well, so ours get a

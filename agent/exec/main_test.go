@@ -46,7 +46,10 @@ var modes = []string{CgroupAuto, CgroupOff}
 
 func inEachMode(t *testing.T, f func(t *testing.T, r *Runner)) {
 	for _, mode := range modes {
-		t.Run("cgroup "+mode, func(t *testing.T) { f(t, newRunner(t, Config{Cgroup: mode})) })
+		t.Run("cgroup "+mode, func(t *testing.T) {
+			t.Parallel() // mostly waiting
+			f(t, newRunner(t, Config{Cgroup: mode}))
+		})
 	}
 }
 

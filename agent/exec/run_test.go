@@ -288,6 +288,25 @@ func TestStdinThatIsNotReadHoldsNothingUp(t *testing.T) {
 	}
 }
 
+func TestCommandThatIsTalkedTo(t *testing.T) {
+	r := newRunner(t, Config{Cgroup: CgroupOff})
+	in, say, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	tr := begin(t, r, Spec{Command: []string{"sh", "-c", `while read -r line; do echo "got $line"; done`}, StdinFile: in})
+	for _, line := range []string{"one", "two"} {
+		io.WriteString(say, line+"\n")
+		tr.out.waitFor(t, "got "+line)
+	}
+	in.Close() // the shim and the command have theirs
+	say.Close()
+	if res := tr.wait(); res.Outcome != protocol.Succeeded {
+		t.Errorf("got %+v", res)
+	}
+}
+
 func TestJobStartsWithCleanSignalsAndItsOwnSession(t *testing.T) {
 	r := newRunner(t, Config{Cgroup: CgroupOff})
 	res, tr := run(t, r, `grep -E '^Sig(Blk|Ign)' /proc/self/status; ls -l /proc/self/fd | wc -l; kill -INT $$; echo not reached`, Spec{})

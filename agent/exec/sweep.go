@@ -55,6 +55,9 @@ func (r *Runner) sweepOne(ctx context.Context, p Proc) Swept {
 	if !r.ours(p.WorkDir) {
 		p.WorkDir = "" // the journal was written under another configuration: not ours to remove
 	}
+	if !strings.HasPrefix(filepath.Base(p.Cgroup), jobPrefix) {
+		p.Cgroup = ""
+	}
 	if s.Rebooted {
 		p.Cgroup = "" // it is another boot's name
 		s.Err = r.discard(p, time.Now().Add(removeWait))

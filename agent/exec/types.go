@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"syscall"
 	"time"
@@ -32,7 +33,7 @@ type Config struct {
 	// PassEnv are further names of Environ that jobs get.
 	PassEnv []string
 	// PipeWait is how long a pipe that somebody holds open keeps an attempt from ending after its main
-	// process has: default 4.5 s, so that with straggleWait the attempt ends within 5 s.
+	// process has: default 3 s, so that with all that follows the attempt ends within 5 s on a busy host, too.
 	PipeWait time.Duration
 	// KillWait is how long SIGKILL may take to work before a process counts as one that can't be killed. Default 10 s:
 	// a process that writes out a large core or waits for a slow disk needs seconds, a stuck one needs for ever.
@@ -45,7 +46,7 @@ func (c Config) withDefaults() Config {
 		c.Cgroup = CgroupAuto
 	}
 	if c.PipeWait <= 0 {
-		c.PipeWait = 4500 * time.Millisecond
+		c.PipeWait = 3 * time.Second
 	}
 	if c.KillWait <= 0 {
 		c.KillWait = 10 * time.Second
@@ -87,7 +88,9 @@ type Spec struct {
 	Type    string
 	Command []string // Command[0] is looked up in the PATH that the job gets, unless it has a slash
 	Stdin   []byte   // the payload
-	Env     []string // the job's own KEY=VALUE; names are checked, the agent's own and the loader's are refused
+	// StdinFile is the command's stdin instead, for one that is talked to while it runs: a pipe's read end. It stays the caller's.
+	StdinFile *os.File
+	Env       []string // the job's own KEY=VALUE; names are checked, the agent's own and the loader's are refused
 
 	Timeout    time.Duration  // from the command's start; 0 = none
 	Grace      time.Duration  // between StopSignal and SIGKILL
