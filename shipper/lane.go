@@ -124,7 +124,7 @@ func (s *Shipper) release(l *lane) {
 
 // settleEnd forgets l when there is nothing more to do for it. The caller holds mu.
 func (s *Shipper) settleEnd(l *lane) {
-	if l.flying || l.orphan || !l.asked || !l.complete() || l.next < s.end(l) || l.final && !l.finalSaid {
+	if l.flying || l.orphan && s.cfg.Spool != nil || !l.asked && !l.orphan || !l.complete() || l.next < s.end(l) || l.final && !l.finalSaid && !l.orphan {
 		return
 	}
 	end := max(s.end(l), l.next)
@@ -162,21 +162,32 @@ func (s *Shipper) Final(ref protocol.AttemptRef) {
 	s.wake(l)
 }
 
-// addGap notes that numbers are lost. Neighbours with one reason are one gap.
+// addGap notes that numbers are lost. What is known to be lost isn't lost again; neighbours with
+// one reason are one gap.
 func (s *Shipper) addGap(l *lane, g span) {
-	i, _ := slices.BinarySearchFunc(l.gaps, g, func(a, b span) int { return cmp.Compare(a.first, b.first) })
-	count := g.next - g.first
-	for _, o := range l.gaps { // what is known to be lost isn't lost again
-		count -= max(0, min(o.next, g.next)-max(o.first, g.first))
+	for _, o := range slices.Clone(l.gaps) { // sorted, and none overlaps another
+		if o.next <= g.first || o.first >= g.next {
+			continue
+		}
+		if o.first > g.first {
+			before := g
+			before.next = o.first
+			s.insertGap(l, before)
+		}
+		g.first = o.next
 	}
-	if count <= 0 {
-		return
+	if g.first < g.next {
+		s.insertGap(l, g)
 	}
+}
+
+func (s *Shipper) insertGap(l *lane, g span) {
 	if g.dead {
-		s.counters.dead.Add(count)
+		s.counters.dead.Add(g.next - g.first)
 	} else {
-		s.counters.gap(g.reason, count)
+		s.counters.gap(g.reason, g.next-g.first)
 	}
+	i, _ := slices.BinarySearchFunc(l.gaps, g, func(a, b span) int { return cmp.Compare(a.first, b.first) })
 	if i > 0 && l.gaps[i-1].next == g.first && l.gaps[i-1].reason == g.reason {
 		l.gaps[i-1].next = g.next
 		return

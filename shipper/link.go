@@ -164,6 +164,9 @@ func (s *Shipper) batchSealed(log *Log, records, decoded int64) {
 		return
 	}
 	s.wake(l)
+	if l.orphan && s.cfg.Spool == nil {
+		s.dropOrphan(l)
+	}
 	if s.cfg.Spool != nil {
 		if s.spillIdle.CompareAndSwap(true, false) || l.orphan || s.cfg.Durability == DurabilityStrict || s.queue.Fill() > spillFill {
 			knock(s.spilWake)

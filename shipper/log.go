@@ -108,7 +108,7 @@ func (l *Log) streamEnded(which int) {
 func (l *Log) wasRead(n int) {
 	l.noteFresh(n)
 	if l.unseen.Load() >= l.s.sealBytes {
-		l.seal() //nolint:errcheck // the only failure is a full memory, which the next read finds, too
+		l.sealOrDrop() //nolint:errcheck // the only failure is a full memory, which the next read finds, too
 	}
 }
 
@@ -123,16 +123,22 @@ func (l *Log) noteFresh(n int) {
 // is to be dropped, or waits.
 func (l *Log) makeRoom(which int) error {
 	if l.unseen.Load() > 0 {
-		l.seal() //nolint:errcheck // if memory is full, we wait below
+		l.sealOrDrop() //nolint:errcheck // if memory is full, we wait below
 		if n, err := l.q.Raw(which).Space(false); err == nil && n > 0 {
 			return nil
 		}
 	}
+	dropping := l.s.mustDrop()
 	if l.s.dropForRoom(l) {
-		return nil
+		// What was read is gone, but others, or our own batches, may hold our whole share: then the
+		// reserve lends a page to read the next output into, and to drop it.
+		if _, err := l.q.Raw(which).Space(dropping); err == nil {
+			return nil
+		}
 	}
 	l.s.kickSpill()
-	if !l.q.WaitRoom(func() bool { return l.s.mustDrop() }) && !l.s.mustDrop() {
+	stop := func() bool { return !dropping && l.s.mustDrop() }
+	if !l.q.WaitRoom(stop) && !stop() {
 		return ErrStopped
 	}
 	return nil

@@ -27,6 +27,19 @@ func (l *Log) seal() error {
 	return l.sealWith(w, false)
 }
 
+// dropFill is how full memory must be for new output to be dropped, when that is the policy and the
+// spool is full, too. Below it a batch still fits without touching the reserve.
+const dropFill = 0.9
+
+// sealOrDrop is seal, unless new output has nowhere to go.
+func (l *Log) sealOrDrop() error {
+	if l.s.mustDrop() && l.s.queue.Fill() > dropFill {
+		l.s.dropNewest(l)
+		return nil
+	}
+	return l.seal()
+}
+
 // sealWith does it; discard gives the numbers out, but keeps nothing. The caller holds sealMu.
 func (l *Log) sealWith(w *sealer, discard bool) error {
 	l.fresh.Store(0) // before looking: what comes in between is seen now and looked for again
@@ -131,7 +144,7 @@ func (s *Shipper) sealLoop(ctx context.Context) {
 		for _, l := range s.logsToSeal() {
 			at := l.due()
 			if at > 0 && at <= now {
-				if err := l.seal(); errors.Is(err, queue.ErrFull) {
+				if err := l.sealOrDrop(); errors.Is(err, queue.ErrFull) {
 					s.kickSpill()
 				}
 				at = l.due()

@@ -222,6 +222,22 @@ func (s *Shipper) orphaned(l *lane, err error) {
 		zap.Int64("attempt", l.ref.Attempt), zap.Int64("first", l.next), zap.Error(err))
 	if s.cfg.Spool != nil {
 		s.cfg.Spool.SetState(l.key, spool.Orphan)
+		knock(s.spilWake)
+		return
 	}
-	knock(s.spilWake)
+	s.dropOrphan(l)
+}
+
+// dropOrphan gives an orphan's records up where there is no spool to keep them in: or its job would
+// fill its share of memory and stand still.
+func (s *Shipper) dropOrphan(l *lane) {
+	end := s.end(l)
+	if end <= l.next {
+		return
+	}
+	s.addGap(l, span{first: l.next, next: end, reason: protocol.GapDeadLetter, dead: true})
+	l.next, l.gaps = end, nil
+	if l.q != nil {
+		l.q.Release(end)
+	}
 }

@@ -253,9 +253,7 @@ func (s *Shipper) Flush(ctx context.Context) error {
 		s.mu.Lock()
 		changed, waiting := s.changed, false
 		for _, l := range s.order {
-			if !l.orphan && (s.hasWork(l) || l.flying || l.log != nil && l.log.unseen.Load() > 0) {
-				waiting = true
-			}
+			waiting = waiting || !l.orphan && (s.hasWork(l) || l.flying || l.next < s.end(l) || l.log != nil && l.log.unseen.Load() > 0)
 		}
 		s.mu.Unlock()
 		if !waiting {

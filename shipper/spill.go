@@ -287,21 +287,25 @@ func (s *Shipper) mustDrop() bool {
 	return s.cfg.WhenFull == WhenFullDropNewest && (s.cfg.Spool == nil || s.spoolOut.Load())
 }
 
-// dropForRoom drops what the policy says, to make room for what l reads; false = nothing may be dropped.
+// dropForRoom drops what the policy says, to make room for what l reads; false = nothing was dropped.
 func (s *Shipper) dropForRoom(l *Log) bool {
 	switch {
 	case s.mustDrop():
-		w := <-s.sealers
-		defer func() { s.sealers <- w }()
-		l.sealMu.Lock()
-		defer l.sealMu.Unlock()
-		before := l.q.Next()
-		l.sealWith(w, true) //nolint:errcheck // discarding needs no room
-		return l.q.Next() > before
+		s.dropNewest(l)
+		return true
 	case s.cfg.WhenFull == WhenFullDropOldest && s.cfg.Spool == nil:
 		return s.dropOldest(l)
 	}
 	return false
+}
+
+// dropNewest gives numbers to what l has read, and keeps nothing of it.
+func (s *Shipper) dropNewest(l *Log) {
+	w := <-s.sealers
+	defer func() { s.sealers <- w }()
+	l.sealMu.Lock()
+	defer l.sealMu.Unlock()
+	l.sealWith(w, true) //nolint:errcheck // it needs no room
 }
 
 // dropOldest gives up l's oldest batch in memory, where there is no spool.
