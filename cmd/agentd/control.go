@@ -29,8 +29,9 @@ type daemonClient struct {
 }
 
 func (c *cli) daemon(flags *pflag.FlagSet) (*daemonClient, error) {
+	// A running agent can be asked and drained while its config file has faults: only runtime_dir counts here.
 	s, err := c.load(flags)
-	if err != nil {
+	if e, ok := errors.AsType[*configError](err); err != nil && (!ok || e.unread) {
 		return nil, err
 	}
 	path := socketPath(s)

@@ -74,7 +74,7 @@ func (c *cli) load(flags *pflag.FlagSet) (settings, error) {
 	case errors.Is(err, fs.ErrNotExist) && c.config == "" && c.getenv("AGENTD_CONFIG") == "":
 		// No file was named and there is none: flags and environment may say all that is needed.
 	case err != nil:
-		return s, &configError{path, []fault{{what: "can't be read: " + err.Error()}}}
+		return s, &configError{file: path, faults: []fault{{what: "can't be read: " + err.Error()}}, unread: true}
 	default:
 		s.read(r, text)
 	}
@@ -96,7 +96,7 @@ func (c *cli) load(flags *pflag.FlagSet) (settings, error) {
 		slices.SortStableFunc(r.faults, func(a, b fault) int {
 			return cmp.Or(cmp.Compare(a.line, b.line), strings.Compare(a.path, b.path))
 		})
-		return s, &configError{path, r.faults}
+		return s, &configError{file: path, faults: r.faults}
 	}
 	return s, nil
 }

@@ -99,7 +99,7 @@ func (c *cli) root() *cobra.Command {
 		Long:          "agentd asks a control plane for jobs, runs each under a lease, ships every line that it prints, and tells the outcome.\nIt opens no port: every connection goes out.",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
+		Args:          cobra.ArbitraryArgs, // an unknown command is a usage error, not cobra's plain one
 		Version:       version.String(),
 	}
 	root.SetIn(c.in)
@@ -107,15 +107,24 @@ func (c *cli) root() *cobra.Command {
 	root.SetErr(c.err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return exit(exitUsage, err) })
 	root.PersistentFlags().StringVarP(&c.config, "config", "c", "", "config file (default "+defaultConfig+", $AGENTD_CONFIG)")
-	root.AddCommand(c.linkCommand(), c.runCommand(), c.statusCommand(), c.drainCommand(), c.reloadCommand(), c.checkCommand(), c.versionCommand())
-	for _, sub := range root.Commands() {
-		sub.Args = usage(sub.Args)
-	}
-	root.RunE = func(cmd *cobra.Command, _ []string) error {
+	root.AddCommand(c.linkCommand(), c.runCommand(), c.statusCommand(), c.drainCommand(), c.reloadCommand(), c.checkCommand(), c.spoolCommand(), c.versionCommand())
+	countArgs(root)
+	root.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return exit(exitUsage, fmt.Errorf("unknown command %q; agentd --help lists them", args[0]))
+		}
 		_ = cmd.Help() // it goes to where errors would
 		return exit(exitUsage, errors.New(""))
 	}
 	return root
+}
+
+// countArgs makes a wrong number of arguments a usage error everywhere.
+func countArgs(parent *cobra.Command) {
+	for _, sub := range parent.Commands() {
+		sub.Args = usage(sub.Args)
+		countArgs(sub)
+	}
 }
 
 // usage makes a wrong number of arguments a usage error.

@@ -150,7 +150,7 @@ func (r *reader) handler(path string, n ast.Node) handler {
 		},
 		"user": r.word(&h.User), "keep_work_dir": into(r, &h.Keep, parseBool),
 	})
-	if h.Type == "" {
+	if h.Type == "" && r.lines[path+".type"] == 0 {
 		r.fault(n, path+".type", "missing")
 	}
 	if len(h.Type) > 128 {
@@ -159,7 +159,7 @@ func (r *reader) handler(path string, n ast.Node) handler {
 	if h.Type == shellType && len(h.Command) > 0 {
 		r.fault(n, path+".command", "the type shell runs the job's own script and takes no command")
 	}
-	if h.Type != shellType && len(h.Command) == 0 {
+	if h.Type != shellType && len(h.Command) == 0 && r.lines[path+".command"] == 0 {
 		r.fault(n, path+".command", "missing: the program and its arguments, [/opt/etl/extract, --json]")
 	}
 	return h
@@ -173,7 +173,7 @@ func (r *reader) query(path string, n ast.Node) query {
 		"timeout": into(r, &q.Timeout, parseDuration),
 	})
 	for key, missing := range map[string]bool{"type": q.Type == "", "connectors": len(q.Connectors) == 0, "command": len(q.Command) == 0} {
-		if missing {
+		if missing && r.lines[path+"."+key] == 0 {
 			r.fault(n, path+"."+key, "missing")
 		}
 	}
@@ -186,7 +186,7 @@ func (s *settings) check(r *reader) {
 		r.faults = append(r.faults, fault{r.lines[path], path, fmt.Sprintf(format, args...)})
 	}
 	if _, err := protocol.ParseServer(s.Server, s.Insecure); err != nil {
-		fault("server", "%s", strings.TrimPrefix(err.Error(), "protocol: "))
+		fault("server", "%s", strings.TrimPrefix(strings.TrimPrefix(err.Error(), "protocol: "), "server "))
 	}
 	if s.Name == "" {
 		fault("name", "missing, and the host has no name")

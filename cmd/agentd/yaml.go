@@ -20,6 +20,7 @@ type fault struct {
 type configError struct {
 	file   string
 	faults []fault
+	unread bool // there is nothing to go by
 }
 
 func (e *configError) Error() string {
