@@ -12,6 +12,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -55,6 +56,11 @@ func bubbleWith(t *testing.T, change func(*Config), f func(t *testing.T, e *env)
 
 func newEnv(t *testing.T, change func(*Config)) *env {
 	t.Helper()
+	return newWrappedEnv(t, change, func(h http.Handler) http.Handler { return h })
+}
+
+func newWrappedEnv(t *testing.T, change func(*Config), wrap func(http.Handler) http.Handler) *env {
+	t.Helper()
 	cfg := Config{Store: newMemStore(), AdminToken: SumOf(adminToken)}
 	if change != nil {
 		change(&cfg)
@@ -67,7 +73,7 @@ func newEnv(t *testing.T, change func(*Config)) *env {
 	l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 	e := &env{t: t, st: cfg.Store, srv: srv, stop: cancel, dial: l.dial}
 	e.mem, _ = cfg.Store.(*memStore)
-	web := HTTPServer(srv.Handler(), nil)
+	web := HTTPServer(wrap(srv.Handler()), nil)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := srv.Run(ctx); err != nil {
@@ -185,6 +191,7 @@ func (e *env) callCtx(ctx context.Context, method, path, credential string, body
 			return reply{err: err}
 		}
 		src = bytes.NewReader(raw)
+		headers = append([]string{"Content-Type: application/json"}, headers...)
 	}
 	req, err := http.NewRequestWithContext(ctx, method, "http://control.test"+path, src)
 	if err != nil {
@@ -242,6 +249,9 @@ func (e *env) newAgent() *agent {
 
 func (e *env) token(body any) string {
 	e.t.Helper()
+	if body == nil {
+		body = map[string]any{}
+	}
 	return into[map[string]string](e.t, e.admin("POST", "enrolment-tokens", body).want(e.t, 201, ""))["token"]
 }
 
@@ -362,6 +372,9 @@ func (a *agent) ship(j protocol.Job, first, count int64, body string, headers ..
 }
 
 func (a *agent) shipQuery(j protocol.Job, query string, body []byte, headers ...string) reply {
+	if !slices.ContainsFunc(headers, func(h string) bool { return strings.HasPrefix(h, "Content-Encoding:") }) {
+		headers = append(headers, "Content-Encoding: identity")
+	}
 	headers = append([]string{"Agentd-Lease-Token: " + j.LeaseToken, "Content-Type: application/x-ndjson", digestOf(body)}, headers...)
 	return a.e.call("POST", logPath(j, query), a.key, body, headers...)
 }
