@@ -66,7 +66,7 @@ func (a *app) agentsCmd() *cobra.Command {
 	return c
 }
 
-var agentHeader = []string{"AGENT", "NAME", "STATE", "SEEN", "VERSION", "TYPES", "CONNECTORS", "LABELS"}
+var agentHeader = []string{colAgent, "NAME", "STATE", "SEEN", "VERSION", "TYPES", "CONNECTORS", "LABELS"}
 
 func agentRow(g adminclient.Agent) []string {
 	state := "offline"

@@ -11,6 +11,17 @@ import (
 	"time"
 )
 
+// What may become of a job whose watcher is interrupted.
+const (
+	ask      = "ask"
+	detach   = "detach"
+	cancelIt = "cancel"
+	watchOn  = "watch"
+)
+
+// begins says whether answer is word, or the beginning of it.
+func begins(word, answer string) bool { return strings.HasPrefix(word, answer) }
+
 // ask puts the question to the terminal: detach, cancel or watch. A second Ctrl-C, or the end of
 // the input, detaches: of the two ways out that one destroys nothing.
 func (r *runner) ask() (string, error) {
@@ -25,16 +36,16 @@ func (r *runner) ask() (string, error) {
 		line, err := r.readAnswer(tty, in)
 		if err != nil {
 			fmt.Fprintln(r.a.stderr)
-			return "detach", nil
+			return detach, nil
 		}
 		switch answer := strings.ToLower(strings.TrimSpace(line)); {
 		case answer == "":
-		case strings.HasPrefix("detach", answer):
-			return "detach", nil
-		case strings.HasPrefix("cancel", answer):
-			return "cancel", nil
-		case strings.HasPrefix("watch", answer):
-			return "watch", nil
+		case begins(detach, answer):
+			return detach, nil
+		case begins(cancelIt, answer):
+			return cancelIt, nil
+		case begins(watchOn, answer):
+			return watchOn, nil
 		}
 	}
 }

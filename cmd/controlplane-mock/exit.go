@@ -50,9 +50,9 @@ func (a *app) report(err error) int {
 		return code
 	}
 	text := strings.ReplaceAll(err.Error(), "adminclient: ", "")
-	a.note("%s", printable(text))
+	a.notef("%s", printable(text))
 	if hint != "" {
-		a.note("%s", hint)
+		a.notef("%s", hint)
 	}
 	return code
 }

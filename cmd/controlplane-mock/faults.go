@@ -83,7 +83,7 @@ func (a *app) faultsCmd() *cobra.Command {
 func faultRows(rules []faults.RuleState) [][]string {
 	var rows [][]string
 	for _, r := range rules {
-		rows = append(rows, []string{r.Rule.String(), strconv.FormatInt(r.Hits, 10), r.Matches})
+		rows = append(rows, []string{r.String(), strconv.FormatInt(r.Hits, 10), r.Matches})
 	}
 	return rows
 }

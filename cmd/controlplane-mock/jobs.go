@@ -48,11 +48,11 @@ func (a *app) jobsCmd() *cobra.Command {
 			}
 			rows = append(rows, row)
 		}
-		if err := a.table([]string{"JOB", "TYPE", "STATUS", "AGE", "ATTEMPTS", "AGENT", "REASON"}, rows); err != nil {
+		if err := a.table([]string{"JOB", "TYPE", "STATUS", "AGE", "ATTEMPTS", colAgent, "REASON"}, rows); err != nil {
 			return err
 		}
 		if page.Next != "" {
-			a.note("there are more: --after %s, or --all", page.Next)
+			a.notef("there are more: --after %s, or --all", page.Next)
 		}
 		return nil
 	}
@@ -110,7 +110,7 @@ func (a *app) showJob(j adminclient.Job) error {
 			strconv.FormatInt(t.Number, 10), t.State, t.AgentID, ended(t), length(t), logState(t), t.Error,
 		})
 	}
-	if err := a.table([]string{"ATTEMPT", "STATE", "AGENT", "EXIT", "TOOK", "LOG", "ERROR"}, rows); err != nil {
+	if err := a.table([]string{"ATTEMPT", "STATE", colAgent, "EXIT", "TOOK", "LOG", "ERROR"}, rows); err != nil {
 		return err
 	}
 	if last := j.Last(); len(last.Result) > 0 && string(last.Result) != "null" {
@@ -165,7 +165,7 @@ func (a *app) cancelCmd() *cobra.Command {
 		switch {
 		case job.Settled() && job.Status != "cancelled":
 			// Not what was asked for: the job had ended by itself.
-			a.note("job %s is %s: nothing to cancel", job.ID, job.Status)
+			a.notef("job %s is %s: nothing to cancel", job.ID, job.Status)
 			return &exitError{exitFailed, nil}
 		case job.Settled():
 			fmt.Fprintf(a.stdout, "%s is cancelled\n", job.ID)

@@ -10,6 +10,9 @@ import (
 	"agentd/controlplane-mock/adminclient"
 )
 
+// formatJSON is the log format for programs.
+const formatJSON = "ndjson"
+
 // giveUpFlag is for those commands that come back to a server that went away.
 func giveUpFlag(c *cobra.Command, d *time.Duration) {
 	c.Flags().DurationVar(d, "give-up", 10*time.Minute, "how long to try to reach a server that went away")
@@ -35,10 +38,10 @@ func (a *app) logsCmd() *cobra.Command {
 	giveUpFlag(c, &l.giveUp)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if a.json {
-			l.format = "ndjson"
+			l.format = formatJSON
 		}
 		switch {
-		case l.format != "text" && l.format != "ndjson":
+		case l.format != "text" && l.format != formatJSON:
 			return usage("--format %q: want text or ndjson", l.format)
 		case l.stream != "" && l.stream != "out" && l.stream != "err" && l.stream != "agent":
 			return usage("--stream %q: want out, err or agent", l.stream)
@@ -50,7 +53,7 @@ func (a *app) logsCmd() *cobra.Command {
 			return err
 		}
 		l.a, l.client, l.job = a, client, args[0]
-		if l.format == "ndjson" {
+		if l.format == formatJSON {
 			l.out = newJSONLog(a.stdout)
 		} else {
 			l.out = mergedLog(a.stdout)

@@ -96,7 +96,7 @@ func (a *app) mark(c *cobra.Command) {
 	}
 }
 
-// note tells a person what is going on, on standard error.
-func (a *app) note(format string, args ...any) {
+// notef tells a person what is going on, on standard error.
+func (a *app) notef(format string, args ...any) {
 	fmt.Fprintf(a.stderr, "controlplane-mock: "+format+"\n", args...)
 }

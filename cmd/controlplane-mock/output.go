@@ -12,6 +12,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// colAgent is the column of agent ids.
+const colAgent = "AGENT"
+
 // jsonFlag gives a command --json.
 func (a *app) jsonFlag(c *cobra.Command) *cobra.Command {
 	c.Flags().BoolVar(&a.json, "json", false, "print JSON, for programs")
@@ -66,14 +69,14 @@ func labels(m map[string]string) string {
 
 // pairs reads K=V arguments.
 func pairs(flag string, args []string) (map[string]string, error) {
-	if len(args) == 0 {
-		return nil, nil
-	}
-	out := map[string]string{}
+	var out map[string]string
 	for _, a := range args {
 		k, v, ok := strings.Cut(a, "=")
 		if !ok || k == "" {
 			return nil, usage("--%s %q: want NAME=VALUE", flag, a)
+		}
+		if out == nil {
+			out = map[string]string{}
 		}
 		out[k] = v
 	}

@@ -205,7 +205,7 @@ func TestTextIsTheServers(t *testing.T) {
 		}
 	}
 	var raw []string
-	for _, l := range strings.Split(strings.TrimSpace(get(t, s.url+"/api/v1/jobs/"+job+"/logs?format=ndjson", strings.TrimSpace(string(token)))), "\n") {
+	for l := range strings.SplitSeq(strings.TrimSpace(get(t, s.url+"/api/v1/jobs/"+job+"/logs?format=ndjson", strings.TrimSpace(string(token)))), "\n") {
 		raw = append(raw, canonical(t, l))
 	}
 	for i, l := range strings.Split(s.must("logs", job, "--json"), "\n") {

@@ -110,14 +110,14 @@ func (l *lines) write(p piece) {
 	if l.open == "" && p.stream == protocol.Remark {
 		l.breakLine() // the agent's remarks stand on lines of their own; a job's output goes on where it stopped
 	}
-	l.w.Write(p.data) //nolint:errcheck,gosec // kept by the writer until flush
+	l.w.Write(p.data) //nolint:errcheck // kept by the writer until flush
 	l.middle = true
 	switch {
 	case p.part:
 		l.open = p.stream
 		return
 	case !p.eof:
-		l.w.WriteByte('\n') //nolint:errcheck,gosec // kept by the writer until flush
+		l.w.WriteByte('\n') //nolint:errcheck // kept by the writer until flush
 		l.middle = false
 	}
 	l.open = ""
@@ -147,7 +147,7 @@ func (l *lines) release() {
 // breakLine ends a line that had no newline before something else is written.
 func (l *lines) breakLine() {
 	if l.middle {
-		l.w.WriteByte('\n') //nolint:errcheck,gosec // kept by the writer until flush
+		l.w.WriteByte('\n') //nolint:errcheck // kept by the writer until flush
 		l.middle = false
 	}
 }
@@ -156,7 +156,7 @@ func (l *lines) breakLine() {
 func (l *lines) line(s string) {
 	l.release()
 	l.breakLine()
-	l.w.WriteString(s + "\n") //nolint:errcheck,gosec // kept by the writer until flush
+	l.w.WriteString(s + "\n") //nolint:errcheck // kept by the writer until flush
 }
 
 // jsonRecord is a record as NDJSON, for programs: what the server's own format has.
@@ -189,7 +189,7 @@ func (j *jsonLog) write(r adminclient.LogRecord) {
 	if r.Gap == 0 && r.Bytes == nil {
 		out.Text = &r.Text
 	}
-	j.e.Encode(out) //nolint:errcheck,errchkjson,gosec // kept by the writer until flush
+	j.e.Encode(out) //nolint:errcheck // kept by the writer until flush
 }
 
 func (j *jsonLog) flush() error { return j.w.Flush() }
@@ -197,7 +197,7 @@ func (j *jsonLog) end() error   { return j.w.Flush() }
 
 // logSink takes records; one goroutine at a time.
 type logSink interface {
-	write(adminclient.LogRecord)
+	write(r adminclient.LogRecord)
 	flush() error // everything written so far has been handed on
 	end() error   // nothing more comes
 }

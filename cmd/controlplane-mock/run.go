@@ -44,7 +44,7 @@ a second signal leaves at once. --on-interrupt decides beforehand.`,
 		switch {
 		case (text == "") == (len(args) == 0):
 			return usage("want either CMD ARG… or --script")
-		case r.onInterrupt != "" && r.onInterrupt != "ask" && r.onInterrupt != "detach" && r.onInterrupt != "cancel":
+		case r.onInterrupt != "" && r.onInterrupt != ask && r.onInterrupt != detach && r.onInterrupt != cancelIt:
 			return usage("--on-interrupt %q: want ask, detach or cancel", r.onInterrupt)
 		}
 		if text == "" {
@@ -89,7 +89,7 @@ func (r *runner) run(ctx context.Context, s adminclient.Submission) error {
 		return err
 	}
 	r.job, r.out = job.ID, splitLog(r.a.stdout, r.a.stderr)
-	r.a.note("%s submitted", job.ID)
+	r.a.notef("%s submitted", job.ID)
 	w := watcher{client: r.client, job: job.ID, giveUp: r.giveUp}
 	err = w.watch(ctx, r.signals, func(e event, more bool) (bool, error) {
 		switch {
@@ -135,7 +135,7 @@ func (r *runner) ended(j adminclient.Job) error {
 	if why != "" {
 		why = ": " + why
 	}
-	r.a.note("%s %s%s", j.ID, j.Status, printable(why))
+	r.a.notef("%s %s%s", j.ID, j.Status, printable(why))
 	return &exitError{code, nil}
 }
 
@@ -163,34 +163,34 @@ func jobExit(j adminclient.Job) int {
 // interrupted decides what a signal means.
 func (r *runner) interrupted(ctx context.Context, sig os.Signal) error {
 	if r.cancelling {
-		r.a.note("left %s, which is being cancelled; see controlplane-mock job %s", r.job, r.job)
+		r.a.notef("left %s, which is being cancelled; see controlplane-mock job %s", r.job, r.job)
 		return &exitError{exitLater, nil}
 	}
 	// The job may be over, with only its log still to come: then there is nothing to decide.
 	if job, err := r.client.Job(ctx, r.job); err == nil && job.Settled() {
-		r.a.note("%s has ended; the rest of its log: controlplane-mock logs --follow %s", r.job, r.job)
+		r.a.notef("%s has ended; the rest of its log: controlplane-mock logs --follow %s", r.job, r.job)
 		return r.ended(job)
 	}
 	what := r.onInterrupt
-	if (what == "" || what == "ask") && sig == syscall.SIGINT && isTerminal(r.a.stderr) {
+	if (what == "" || what == ask) && sig == syscall.SIGINT && isTerminal(r.a.stderr) {
 		var err error
 		if what, err = r.ask(); err != nil {
-			r.a.note("can't ask: %v", err)
+			r.a.notef("can't ask: %v", err)
 			what = ""
 		}
 	}
 	switch what {
-	case "watch":
+	case watchOn:
 		return nil
-	case "detach":
-		r.a.note("left %s to itself: controlplane-mock logs --follow %s, or controlplane-mock cancel %s", r.job, r.job, r.job)
+	case detach:
+		r.a.notef("left %s to itself: controlplane-mock logs --follow %s, or controlplane-mock cancel %s", r.job, r.job, r.job)
 		return &exitError{exitLater, nil}
 	}
 	if _, err := r.client.Cancel(ctx, r.job, "interrupted ("+unix.SignalName(sigNumber(sig))+")"); err != nil {
 		return fmt.Errorf("%s goes on: %w", r.job, err)
 	}
 	r.cancelling = true
-	r.a.note("%s is being cancelled; waiting for its end (once more to leave now)", r.job)
+	r.a.notef("%s is being cancelled; waiting for its end (once more to leave now)", r.job)
 	return nil
 }
 

@@ -40,7 +40,9 @@ func TestRunStreamsAndExitsAsTheJobDid(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := start(t, s.args("run", "--env", "A=b", "--timeout", "1m", "--", "sh", "-c", `echo "it's" $HOME`)...)
 			run := a.take()
-			var payload struct{ Script string }
+			var payload struct {
+				Script string `json:"script"`
+			}
 			want := `sh -c 'echo "it'\''s" $HOME'`
 			if err := json.Unmarshal(run.Payload, &payload); err != nil || payload.Script != want {
 				t.Errorf("script: got %q (%v), want %q", payload.Script, err, want)

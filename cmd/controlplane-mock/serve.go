@@ -92,7 +92,7 @@ func (a *app) serve(ctx context.Context, o serveOptions, log *zap.Logger) (err e
 		return &exitError{exitConfig, err}
 	}
 	s := newService(srv, o, log)
-	if err := s.bind(o, tlsCfg); err != nil {
+	if err := s.bind(ctx, o, tlsCfg); err != nil {
 		return err
 	}
 	if written {
@@ -189,7 +189,7 @@ func (s *service) run(ctx context.Context) error {
 		s.outage.Close()
 		s.faults.Close()
 	}
-	s.shutDown()
+	s.shutDown() //nolint:contextcheck // ctx has ended: that is why
 	wg.Wait()
 	s.log.Info("control plane stopped")
 	close(errs)
@@ -208,7 +208,7 @@ func (s *service) shutDown() {
 		wg.Go(func() {
 			if err := p.http.Shutdown(ctx); err != nil {
 				s.log.Warn("requests cut at shutdown", zap.String("addr", p.addr), zap.Duration("after", shutdownTime))
-				p.http.Close() //nolint:errcheck,gosec // nothing more can be done for them
+				p.http.Close() //nolint:errcheck // nothing more can be done for them
 			}
 		})
 	}
@@ -216,7 +216,7 @@ func (s *service) shutDown() {
 }
 
 // bind takes the ports.
-func (s *service) bind(o serveOptions, t *serverTLS) error {
+func (s *service) bind(ctx context.Context, o serveOptions, t *serverTLS) error {
 	sides := []struct {
 		flag, addr string
 		handler    http.Handler
@@ -228,7 +228,8 @@ func (s *service) bind(o serveOptions, t *serverTLS) error {
 		sides[1].flag, sides[1].addr, sides[1].handler, sides[1].agents = "--admin-listen", o.adminListen, s.admin(), false
 	}
 	for _, side := range sides {
-		ln, err := net.Listen("tcp", side.addr)
+		var lc net.ListenConfig
+		ln, err := lc.Listen(ctx, "tcp", side.addr)
 		if err != nil {
 			for _, p := range s.ports {
 				p.ln.Close()
@@ -251,7 +252,7 @@ func (s *service) bind(o serveOptions, t *serverTLS) error {
 func bindError(flag, addr string, err error) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		_, port, _ := net.SplitHostPort(addr) //nolint:errcheck // it was good enough to listen on
+		_, port, _ := net.SplitHostPort(addr) // it was good enough to listen on
 		return fmt.Errorf("%s %s: the port is in use (by whom: ss -ltnp 'sport = :%s'); stop that process or choose another address with %s", flag, addr, port, flag)
 	case errors.Is(err, syscall.EACCES):
 		return &exitError{exitNotPermitted, fmt.Errorf("%s %s: not permitted; ports below 1024 need CAP_NET_BIND_SERVICE, choose a higher one with %s", flag, addr, flag)}

@@ -91,7 +91,7 @@ func (a *app) submitCmd() *cobra.Command {
 			return err
 		}
 		if !created {
-			a.note("the same job was submitted with this key before")
+			a.notef("the same job was submitted with this key before")
 		}
 		if a.json {
 			return a.printJSON(job)

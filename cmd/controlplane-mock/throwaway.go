@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -160,13 +161,13 @@ func replaceFile(file string, data []byte, mode fs.FileMode) error {
 
 // stampOf changes when one of the files does.
 func stampOf(files ...string) (string, error) {
-	var stamp string
+	var stamp strings.Builder
 	for _, f := range files {
 		info, err := os.Stat(f)
 		if err != nil {
 			return "", err
 		}
-		stamp += fmt.Sprint(info.ModTime().UnixNano(), info.Size(), ";")
+		fmt.Fprintln(&stamp, info.ModTime().UnixNano(), info.Size())
 	}
-	return stamp, nil
+	return stamp.String(), nil
 }

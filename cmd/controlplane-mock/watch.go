@@ -16,11 +16,13 @@ const (
 	// an hour's wait costs a request a second.
 	lookFirst = 100 * time.Millisecond
 	lookMax   = time.Second
+	// quietWait is how long a job waits before we say why: most are taken at once.
+	quietWait = 300 * time.Millisecond
 	// eventRoom is how many records may have come before they are written: enough for full writes.
 	eventRoom = 512
 )
 
-// event is one thing that happened to a watched job; exactly one field but cancelling is set.
+// event is one thing that happened to a watched job; exactly one field is set.
 type event struct {
 	record  *adminclient.LogRecord
 	waits   string               // why no attempt is on: changed
@@ -36,13 +38,13 @@ type event struct {
 func (e event) tell(a *app) {
 	switch {
 	case e.waits != "":
-		a.note("waiting: %s", printable(e.waits))
+		a.notef("waiting: %s", printable(e.waits))
 	case e.attempt != nil && e.attempt.Number > 1:
-		a.note("attempt %d on %s", e.attempt.Number, printable(e.attempt.AgentID))
+		a.notef("attempt %d on %s", e.attempt.Number, printable(e.attempt.AgentID))
 	case e.lost != nil:
-		a.note("the server went away, trying to reach it: %v", printable(e.lost.Error()))
+		a.notef("the server went away, trying to reach it: %v", printable(e.lost.Error()))
 	case e.back:
-		a.note("the server is there again")
+		a.notef("the server is there again")
 	}
 }
 
@@ -94,6 +96,7 @@ func (w *watcher) follow(ctx context.Context, events chan<- event) {
 	}
 	after := w.attempt - 1
 	waits := ""
+	since := time.Now() // when the job began to wait, as far as we know
 	pace := lookFirst
 	for {
 		job, err := w.look(ctx, emit)
@@ -119,12 +122,13 @@ func (w *watcher) follow(ctx context.Context, events chan<- event) {
 				emit(event{end: &job})
 				return
 			}
+			since = time.Now()
 			continue
 		case job.Settled():
 			emit(event{end: &job})
 			return
 		}
-		if job.Reason != "" && job.Reason != waits {
+		if job.Reason != "" && job.Reason != waits && time.Since(since) >= quietWait {
 			waits = job.Reason
 			if !emit(event{waits: waits}) {
 				return
@@ -150,7 +154,7 @@ func (w *watcher) next(job adminclient.Job, after int64) (*adminclient.Attempt, 
 			return a, nil
 		}
 	}
-	return nil, nil
+	return nil, nil //nolint:nilnil // none yet is no error
 }
 
 func (w *watcher) followAttempt(ctx context.Context, n int64, emit func(event) bool) bool {

@@ -115,7 +115,7 @@ func (c *Client) Ask(ctx context.Context, q Query) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // the whole answer has been read, or it failed
+	defer resp.Body.Close() // the whole answer has been read, or it failed
 	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
 		return nil, &Error{Op: op, Status: resp.StatusCode, Err: err}

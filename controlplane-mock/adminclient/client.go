@@ -114,7 +114,7 @@ func (c *Client) Do(ctx context.Context, op, method, path string, query url.Valu
 	if err != nil {
 		return 0, nil, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // the whole answer has been read, or it failed
+	defer resp.Body.Close() // the whole answer has been read, or it failed
 	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
 		return resp.StatusCode, nil, &Error{Op: op, Status: resp.StatusCode, Err: err}
@@ -161,7 +161,7 @@ func (c *Client) send(ctx context.Context, op, method, path string, query url.Va
 	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
 		return resp, nil
 	}
-	defer resp.Body.Close() //nolint:errcheck // an error answer, read as far as it is of use
+	defer resp.Body.Close() // an error answer, read as far as it is of use
 	return nil, c.problem(op, resp)
 }
 

@@ -2,6 +2,7 @@ package adminclient_test
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -115,7 +116,7 @@ func TestErrors(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tc.text) {
 				t.Errorf("got %v, want %q in it", err, tc.text)
 			}
-			if e, ok := err.(*adminclient.Error); !ok || e.RetryAfter != tc.after {
+			if e, ok := errors.AsType[*adminclient.Error](err); !ok || e.RetryAfter != tc.after {
 				t.Errorf("retry after: got %+v, want %v", err, tc.after)
 			}
 		})

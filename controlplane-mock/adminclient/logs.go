@@ -69,11 +69,11 @@ func (c *Client) Logs(ctx context.Context, id string, o LogOptions) iter.Seq2[Lo
 			yield(LogRecord{}, err)
 			return
 		}
-		defer resp.Body.Close() //nolint:errcheck // read to its end, or given up
+		defer resp.Body.Close() // read to its end, or given up
 		lines := bufio.NewReaderSize(resp.Body, logRead)
 		for {
 			line, err := readLine(lines)
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				return
 			}
 			var rec LogRecord
@@ -99,7 +99,7 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 		return line[:len(line)-1], nil
 	}
 	long := append([]byte(nil), line...)
-	for err == bufio.ErrBufferFull {
+	for errors.Is(err, bufio.ErrBufferFull) {
 		if len(long) > maxLogLine {
 			return nil, fmt.Errorf("a line of more than %d bytes", maxLogLine)
 		}
@@ -109,7 +109,7 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 	switch {
 	case err == nil:
 		return long[:len(long)-1], nil
-	case err == io.EOF && len(long) > 0:
+	case errors.Is(err, io.EOF) && len(long) > 0:
 		// Every line has its end, so this one was cut.
 		return nil, io.ErrUnexpectedEOF
 	}

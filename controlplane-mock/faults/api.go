@@ -101,5 +101,5 @@ func writeRules(w http.ResponseWriter, in *Injector) {
 
 func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(v) //nolint:errcheck,gosec // the client's loss
+	json.NewEncoder(w).Encode(v) //nolint:errcheck // the client's loss
 }

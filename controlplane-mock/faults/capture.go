@@ -3,6 +3,7 @@ package faults
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"net/http"
 	"strconv"
 )
@@ -58,15 +59,13 @@ func (c *capture) sendHalf() {
 		c.cutHeader()
 	}
 	h := c.w.Header()
-	for k, v := range c.header {
-		h[k] = v
-	}
+	maps.Copy(h, c.header)
 	if !c.skipped {
 		h.Set("Content-Length", strconv.Itoa(n))
 	}
 	c.w.WriteHeader(c.status)
-	c.w.Write(c.body.Bytes()[:n/2])         //nolint:errcheck,gosec // the client's loss
-	http.NewResponseController(c.w).Flush() //nolint:errcheck,gosec // likewise
+	c.w.Write(c.body.Bytes()[:n/2])         // the client's loss
+	http.NewResponseController(c.w).Flush() //nolint:errcheck // likewise
 	panic(http.ErrAbortHandler)
 }
 
@@ -76,8 +75,8 @@ func (c *capture) cutHeader() {
 		panic(http.ErrAbortHandler) // HTTP/2: the stream is reset
 	}
 	line := fmt.Sprintf("HTTP/1.1 %d %s\r\n", c.status, http.StatusText(c.status))
-	rw.WriteString(line[:len(line)/2]) //nolint:errcheck,gosec // the client's loss
-	rw.Flush()                         //nolint:errcheck,gosec // likewise
-	conn.Close()                       //nolint:errcheck,gosec // likewise
+	rw.WriteString(line[:len(line)/2]) //nolint:errcheck // the client's loss
+	rw.Flush()                         //nolint:errcheck // likewise
+	conn.Close()                       // likewise
 	panic(http.ErrAbortHandler)
 }

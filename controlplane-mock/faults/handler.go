@@ -19,7 +19,7 @@ func (o *Outage) Handler(next http.Handler, agentSide func(*http.Request) bool) 
 		if d != nil {
 			d.swallow(w, r)
 		}
-		ctx, cancel := context.WithCancel(r.Context())
+		ctx, cancel := context.WithCancel(r.Context()) //nolint:contextcheck // the request's own
 		defer cancel()
 		// Holds end as the outage begins: what they would say nobody hears.
 		defer context.AfterFunc(calm, cancel)()
@@ -48,7 +48,7 @@ func (d *down) swallow(w http.ResponseWriter, r *http.Request) {
 // guarded lets nothing through once an outage has begun.
 type guarded struct {
 	http.ResponseWriter
-	calm context.Context
+	calm context.Context //nolint:containedctx // an end to be asked about, not a call's own
 }
 
 func (g guarded) WriteHeader(status int) {
@@ -73,7 +73,7 @@ func (g guarded) FlushError() error {
 }
 
 // Flush is FlushError for those who ask for http.Flusher.
-func (g guarded) Flush() { g.FlushError() } //nolint:errcheck,gosec // http.Flusher has no way to say
+func (g guarded) Flush() { g.FlushError() } //nolint:errcheck // http.Flusher has no way to say
 
 // Unwrap lets handlers set deadlines on the connection.
 func (g guarded) Unwrap() http.ResponseWriter { return g.ResponseWriter }

@@ -2,6 +2,7 @@ package faults_test
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -133,7 +134,7 @@ func silent(t *testing.T, c net.Conn) bool {
 	t.Helper()
 	c.SetReadDeadline(time.Now().Add(silence))
 	n, err := c.Read(make([]byte, 1))
-	ne, ok := err.(net.Error)
+	ne, ok := errors.AsType[net.Error](err)
 	return n == 0 && ok && ne.Timeout()
 }
 

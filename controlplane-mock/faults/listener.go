@@ -119,7 +119,7 @@ func (p *port) tcp() syscall.RawConn {
 func (p *port) takeDown(d *down) {
 	raw := p.tcp()
 	if d.spec.Mode == Refuse && raw != nil {
-		raw.Control(stopListening) //nolint:errcheck,gosec // a closed listener refuses, too
+		raw.Control(stopListening) //nolint:errcheck // a closed listener refuses, too
 	}
 	for _, c := range p.open() {
 		if d.spec.Mode == Refuse {
@@ -132,7 +132,7 @@ func (p *port) takeDown(d *down) {
 
 func (p *port) bringUp(d *down) {
 	if raw := p.tcp(); d.spec.Mode == Refuse && raw != nil {
-		raw.Control(listenAgain) //nolint:errcheck,gosec // a closed listener needs it no more
+		raw.Control(listenAgain) //nolint:errcheck // a closed listener needs it no more
 	}
 	for _, c := range p.open() {
 		if c.silenced() != nil {
@@ -146,17 +146,17 @@ func (p *port) bringUp(d *down) {
 // that one is bound once more, by its number.
 func stopListening(fd uintptr) {
 	sa, err := unix.Getsockname(int(fd))
-	unix.Shutdown(int(fd), unix.SHUT_RD) //nolint:errcheck,gosec // fails only on what doesn't listen
+	unix.Shutdown(int(fd), unix.SHUT_RD) //nolint:errcheck // fails only on what doesn't listen
 	if err == nil {
-		unix.Bind(int(fd), sa) //nolint:errcheck,gosec // EINVAL: it stayed bound, as was wanted
+		unix.Bind(int(fd), sa) //nolint:errcheck // EINVAL: it stayed bound, as was wanted
 	}
 	// Two sockets that may share an address do so while neither listens: nobody shall slip in.
-	unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 0) //nolint:errcheck,gosec // a guard only
+	unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 0) //nolint:errcheck // a guard only
 }
 
 func listenAgain(fd uintptr) {
-	unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) //nolint:errcheck,gosec // as net.Listen had it
-	unix.Listen(int(fd), backlog)                                      //nolint:errcheck,gosec // the socket is bound, and asks for nothing new
+	unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) //nolint:errcheck // as net.Listen had it
+	unix.Listen(int(fd), backlog)                                      //nolint:errcheck // the socket is bound, and asks for nothing new
 }
 
 func (p *port) open() []*portConn {
@@ -229,7 +229,7 @@ func (c *portConn) Close() error {
 		case <-c.p.done:
 		default:
 			// The client must go on seeing a connection that says nothing: it ends with the outage.
-			return c.Conn.SetReadDeadline(past)
+			return c.SetReadDeadline(past)
 		}
 	}
 	return c.drop()

@@ -131,7 +131,7 @@ func TestHangEndsWithTheRules(t *testing.T) {
 	if _, _, err := receive(t, c); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Fatalf("got %v, want the connection's end", err)
 	}
-	if resp, _, err := receive(t, post(t, addr, logPath, "x")); err != nil || resp.StatusCode != 200 {
+	if resp, _, err := receive(t, post(t, addr, logPath, "x")); err != nil || resp.StatusCode != http.StatusOK {
 		t.Fatalf("afterwards: got %v, %v, want 200", resp, err)
 	}
 }
@@ -194,7 +194,7 @@ func TestHTTP2StreamsAreCut(t *testing.T) {
 				t.Errorf("commits: got %d, want %d", n, want)
 			}
 			resp, err = srv.Client().Post(srv.URL+logPath, "text/plain", strings.NewReader("x"))
-			if err != nil || resp.ProtoMajor != 2 || resp.StatusCode != 200 {
+			if err != nil || resp.ProtoMajor != 2 || resp.StatusCode != http.StatusOK {
 				t.Fatalf("afterwards: got %v, %v, want 200 over HTTP/2", resp, err)
 			}
 			resp.Body.Close()

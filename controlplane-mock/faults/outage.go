@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -73,7 +74,7 @@ type Outage struct {
 
 	mu     sync.Mutex
 	now    *down              // guarded by mu; nil while all is well
-	calm   context.Context    // guarded by mu; ends as an outage begins, then renewed
+	calm   context.Context    //nolint:containedctx // guarded by mu; ends as an outage begins, then renewed: an event with many listeners
 	strike context.CancelFunc // guarded by mu; ends calm
 	ports  map[*port]struct{} // guarded by mu
 	closed bool               // guarded by mu
@@ -107,7 +108,7 @@ func (o *Outage) Begin(spec OutageSpec) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {
-		return fmt.Errorf("faults: the server is shutting down")
+		return errors.New("faults: the server is shutting down")
 	}
 	o.endLocked()
 	d := &down{spec: spec, until: time.Now().Add(length), over: make(chan struct{})}

@@ -109,7 +109,7 @@ func (s strike) answerStatus(w http.ResponseWriter) {
 	if s.rule.Code == "" {
 		w.Header().Set("Content-Type", "text/html")
 		w.WriteHeader(status)
-		io.WriteString(w, "<html><body><h1>"+strconv.Itoa(status)+" "+http.StatusText(status)+"</h1></body></html>\n") //nolint:errcheck,gosec // the client's loss
+		io.WriteString(w, "<html><body><h1>"+strconv.Itoa(status)+" "+http.StatusText(status)+"</h1></body></html>\n") //nolint:errcheck // the client's loss
 		return
 	}
 	if status == http.StatusUnauthorized {
@@ -120,14 +120,14 @@ func (s strike) answerStatus(w http.ResponseWriter) {
 
 func (s strike) answerHTML(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	io.WriteString(w, "<!doctype html><html><head><title>Sign in to the network</title></head><body>Please sign in.</body></html>\n") //nolint:errcheck,gosec // the client's loss
+	io.WriteString(w, "<!doctype html><html><head><title>Sign in to the network</title></head><body>Please sign in.</body></html>\n") //nolint:errcheck // the client's loss
 }
 
 func writeProblem(w http.ResponseWriter, p protocol.Problem) {
 	p.Type, p.Title = "about:blank", http.StatusText(p.Status)
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(p.Status)
-	json.NewEncoder(w).Encode(p) //nolint:errcheck,gosec // the client's loss
+	json.NewEncoder(w).Encode(p) //nolint:errcheck // the client's loss
 }
 
 // readAhead takes the body off the connection, so that the server notices when the client
@@ -177,7 +177,7 @@ func abort(conn net.Conn) {
 		raw = inner.NetConn()
 	}
 	if tcp, ok := raw.(*net.TCPConn); ok {
-		tcp.SetLinger(0) //nolint:errcheck,gosec // a connection that is gone already needs no RST
+		tcp.SetLinger(0) //nolint:errcheck // a connection that is gone already needs no RST
 	}
-	conn.Close() //nolint:errcheck,gosec // it is given up
+	conn.Close() // it is given up
 }
