@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -194,6 +195,9 @@ func (c *Client) Activate(ctx context.Context, r Activation) ([]Query, error) {
 func (c *Client) Answer(ctx context.Context, queryID string, r Answer) error {
 	if err := checkID("query id", queryID); err != nil {
 		return refused("answer", err)
+	}
+	if r.Page != nil && r.Page.Items == nil {
+		r.Page = &Page{Items: []json.RawMessage{}, Next: r.Page.Next} // nothing found is [], not null
 	}
 	_, err := c.do(ctx, &call{
 		op: "answer", pool: poolQueries, method: http.MethodPost, path: "/agent/v1/queries/" + queryID + "/answer",
