@@ -231,7 +231,7 @@ func (a *attempt) send(o order) {
 	_ = a.orders.Encode(o)
 }
 
-func (a *attempt) remark(format string, args ...any) {
+func (a *attempt) remarkf(format string, args ...any) {
 	if a.spec.Remark != nil {
 		a.spec.Remark(fmt.Sprintf(format, args...))
 	}
@@ -247,7 +247,7 @@ func (a *attempt) finishPipes() {
 	deadline := ended.Add(a.r.cfg.PipeWait + 2*straggleWait)
 	for _, p := range []*pipe{a.out, a.err} {
 		if p.finish(deadline) {
-			a.remark("A process outside of the job kept its output open; what it still prints is not read.")
+			a.remarkf("A process outside of the job kept its output open; what it still prints is not read.")
 		}
 	}
 }
@@ -266,7 +266,7 @@ func (a *attempt) clean() {
 	}
 	if a.spec.KeepWorkDir {
 		if path, err := a.r.keep(a.dir); err == nil {
-			a.remark("The work directory was kept: %s", path)
+			a.remarkf("The work directory was kept: %s", path)
 		} else {
 			a.log.Warn("Work directory was not kept", zap.Error(err))
 		}

@@ -303,8 +303,8 @@ func cgroupProcs(dir string) []procStat {
 		if err != nil || d.Name() != "cgroup.procs" {
 			return nil //nolint:nilerr // gone meanwhile
 		}
-		data, _ := os.ReadFile(path)
-		for _, f := range strings.Fields(string(data)) {
+		data, _ := os.ReadFile(path) //nolint:gosec // cgroupfs has no links
+		for f := range strings.FieldsSeq(string(data)) {
 			pid, _ := strconv.Atoi(f)
 			if s, err := readStat(pid); err == nil && !s.dead() {
 				found = append(found, s)

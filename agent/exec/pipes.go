@@ -42,15 +42,6 @@ func (p *pipe) copy(dst io.ReaderFrom) {
 	_, _ = io.Copy(io.Discard, struct{ io.Reader }{p.read})
 }
 
-func (p *pipe) finished() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
-}
-
 // state: does any process still hold the write end, and how much waits to be read?
 func (p *pipe) state() (held bool, waiting int) {
 	raw, err := p.read.SyscallConn()

@@ -142,7 +142,7 @@ func killIf(pid int, startTicks uint64) (bool, error) {
 	defer unix.Close(fd) //nolint:errcheck // nothing was written
 	s, err := readStat(pid)
 	if err != nil || s.startTicks != startTicks || s.dead() {
-		return false, nil //nolint:nilerr // no stat: it has ended
+		return false, nil // no stat: it has ended
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return false, fmt.Errorf("kill %d: %w", pid, err)

@@ -52,14 +52,14 @@ func (a *attempt) result() Result {
 		res.Outcome, res.Error = protocol.Failed, a.failure(res)
 	}
 	if oom {
-		a.remark("The kernel killed a process of the job: out of memory.")
+		a.remarkf("The kernel killed a process of the job: out of memory.")
 		if !ok && a.cause == nil {
 			res.OOM = true
 			res.Error = "out of memory: " + res.Error
 		}
 	}
 	if err != nil && !ok {
-		a.remark("%s", err)
+		a.remarkf("%s", err)
 	}
 	if len(a.left) > 0 {
 		res.Error = joinSentences(res.Error, "could not be killed: "+describe(a.left))

@@ -53,8 +53,8 @@ func TestOutcomesAreToldApart(t *testing.T) {
 }
 
 func equal(a, b Result) bool {
-	x, _ := json.Marshal(a)
-	y, _ := json.Marshal(b)
+	x, _ := json.Marshal(a) //nolint:musttag // only to compare
+	y, _ := json.Marshal(b) //nolint:musttag // only to compare
 	return string(x) == string(y) && errors.Is(a.Cause, b.Cause)
 }
 
@@ -187,7 +187,7 @@ func TestRunsAsTheHandlersUser(t *testing.T) {
 	}
 	inEachMode(t, func(t *testing.T, r *Runner) {
 		res, tr := run(t, r, `id -un; echo "$HOME $USER"; stat -c '%U %a' "$AGENTD_WORK_DIR"; echo 1 >"$AGENTD_RESULT"; echo direct >/dev/stdout; chmod 0 .`, Spec{User: "nobody"})
-		if want := "nobody\n/nonexistent nobody\nnobody 700\ndirect\n"; res.Outcome != protocol.Succeeded || tr.out.text() != want || string(res.JSON) != "1\n" {
+		if want := "nobody\n/nonexistent " + "nobody\n" + "nobody 700\ndirect\n"; res.Outcome != protocol.Succeeded || tr.out.text() != want || string(res.JSON) != "1\n" {
 			t.Errorf("got %+v, %q %q, want success and %q", res, tr.out.text(), tr.err.text(), want)
 		}
 		wantNothingLeft(t, r)

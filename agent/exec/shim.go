@@ -66,7 +66,8 @@ func shimMain() int {
 	s := &shim{reports: json.NewEncoder(control)}
 	s.loop(orders, signals)
 	control.Close()
-	for range orders { //nolint:revive // unblocks the reader
+	for range orders {
+		continue // unblocks the reader
 	}
 	wg.Wait()
 	return 0
@@ -196,10 +197,10 @@ func start(o *startOrder) (int, error) {
 	}
 	attr := &syscall.ProcAttr{Dir: o.Dir, Env: o.Env, Files: []uintptr{0, 1, 2}, Sys: sys}
 	if o.Cgroup == "" {
-		return syscall.ForkExec(o.Path, o.Args, attr)
+		return syscall.ForkExec(o.Path, o.Args, attr) //nolint:gosec // the handler's configured command
 	}
 	sys.UseCgroupFD, sys.CgroupFD = true, cgroupFD
-	pid, err := syscall.ForkExec(o.Path, o.Args, attr)
+	pid, err := syscall.ForkExec(o.Path, o.Args, attr) //nolint:gosec // as above
 	// A seccomp filter that can't look into clone3's arguments answers ENOSYS or EPERM (systemd's RestrictNamespaces= does).
 	if !errors.Is(err, syscall.ENOSYS) && !errors.Is(err, syscall.EPERM) {
 		return pid, err
@@ -212,10 +213,8 @@ func start(o *startOrder) (int, error) {
 	if err := enterCgroup(o.Cgroup); err != nil {
 		return 0, err
 	}
-	pid, err = syscall.ForkExec(o.Path, o.Args, attr)
-	if back := enterCgroup(home); back != nil && err == nil {
-		return pid, nil //nolint:nilerr // the shim then dies with cgroup.kill, and the agent makes do without its report
-	}
+	pid, err = syscall.ForkExec(o.Path, o.Args, attr) //nolint:gosec // as above
+	_ = enterCgroup(home)                             // else the shim dies with cgroup.kill, and the agent makes do without its report
 	return pid, err
 }
 
@@ -231,7 +230,7 @@ func raiseOOMScore(to int) func() {
 	if err != nil || was >= to || os.WriteFile(file, []byte(strconv.Itoa(to)), 0) != nil {
 		return func() {}
 	}
-	return func() { _ = os.WriteFile(file, data, 0) } // else the shim is a likely victim, too: the tree is killed then
+	return func() { _ = os.WriteFile(file, data, 0) } //nolint:gosec // what was read there before. Else the shim is a likely victim, too: the tree is killed then
 }
 
 // letGo gives up the shim's own ends of the job's pipes: else they would never come to an end of file.

@@ -100,7 +100,7 @@ func (a *attempt) supervise(ctx context.Context) error {
 			w.pipes = nil
 			w.settleSoon()
 		case <-w.held:
-			a.remark("The main process ended, but a process that it left behind kept the output open; it is ended now.")
+			a.remarkf("The main process ended, but a process that it left behind kept the output open; it is ended now.")
 			w.settleSoon()
 		case <-w.settle:
 			w.endStragglers()
@@ -119,7 +119,8 @@ func (a *attempt) supervise(ctx context.Context) error {
 	if a.left != nil || a.held != nil {
 		_ = a.control.SetReadDeadline(time.Now())
 	}
-	for range reports { //nolint:revive // the reader ends with the socket
+	for range reports {
+		continue // the reader ends with the socket
 	}
 	return nil
 }
@@ -199,7 +200,7 @@ func (w *watch) endStragglers() {
 	if w.killing || w.kill != nil {
 		return
 	}
-	w.a.remark("Processes that the job left behind in the background are ended.")
+	w.a.remarkf("Processes that the job left behind in the background are ended.")
 	w.a.send(order{Signal: int(w.a.spec.StopSignal)})
 	w.kill = time.After(straggleWait)
 }

@@ -77,7 +77,12 @@ func (r *Runner) sweepOne(ctx context.Context, p Proc) Swept {
 		if p.Cgroup != "" && populated(p.Cgroup) {
 			_ = killCgroup(p.Cgroup)
 		}
-		if len(left) == 0 || ctx.Err() != nil {
+		select {
+		case <-ctx.Done():
+			return nil // no more rounds; what is left is told below
+		default:
+		}
+		if len(left) == 0 {
 			return nil
 		}
 		return fmt.Errorf("could not be killed: %s", describe(left))

@@ -351,6 +351,7 @@ func TestCgroupWithoutClone3(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "cgroup")
 	cmd, p, dec := startAgent(t, r.cfg.WorkRoot, CgroupAuto, `cat /proc/self/cgroup >"$PIDS"; sh -c 'cat /proc/$PPID/cgroup' >/dev/null`, "PIDS="+file, "NOCLONE3=1")
 	var res Result
+	//nolint:musttag // written by this test
 	if err := dec.Decode(&res); err != nil || res.Outcome != protocol.Succeeded {
 		t.Errorf("got %+v, %v", res, err)
 	}

@@ -37,7 +37,7 @@ func (d *workDir) resultPath() string { return filepath.Join(d.path, resultFile)
 
 func (d *workDir) close() {
 	if d.root != nil {
-		d.root.Close()
+		_ = d.root.Close() // nothing was written through it
 	}
 }
 
@@ -60,7 +60,7 @@ func (r *Runner) makeWorkDir(name string, owner *account) (*workDir, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer top.Close()
+	defer top.Close() //nolint:errcheck // nothing was written through it
 	d := &workDir{name: attemptPrefix + name}
 	d.path = filepath.Join(r.cfg.WorkRoot, d.name)
 	if err := top.Mkdir(d.name, 0o700); err != nil {
@@ -125,7 +125,7 @@ func (r *Runner) keep(d *workDir) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer top.Close()
+	defer top.Close() //nolint:errcheck // nothing was written through it
 	name := keptPrefix + strings.TrimPrefix(d.name, attemptPrefix)
 	if err := top.Rename(d.name, name); err != nil {
 		return "", err

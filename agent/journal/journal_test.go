@@ -13,6 +13,7 @@ import (
 	osexec "os/exec"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -44,7 +45,7 @@ func open(t *testing.T, path string, slots int) *Journal {
 
 func entry(n int64) Entry {
 	return Entry{
-		JobID: "job_" + fmt.Sprint(n), Attempt: n, LeaseToken: "token", Type: "extract", Exclusive: true, BootID: "boot",
+		JobID: "job_" + strconv.FormatInt(n, 10), Attempt: n, LeaseToken: "token", Type: "extract", Exclusive: true, BootID: "boot",
 		AcceptedAt: time.UnixMicro(1_700_000_000_000_000 + n).UTC(),
 	}
 }
