@@ -39,6 +39,7 @@ type Log struct {
 	closed atomic.Bool // nothing more will be read
 	// complete: everything that was read is sealed, and so the number of records is final.
 	complete atomic.Bool
+	flying   atomic.Bool // the lane's, to be seen without its mutex
 
 	sealMu sync.Mutex // one seal at a time; never taken while holding Shipper.mu
 	// Of lines without an end: where they begin, and since when they have been waited for. Guarded by sealMu.
@@ -132,12 +133,14 @@ func (l *Log) makeRoom(which int) error {
 	if l.s.dropForRoom(l) {
 		// What was read is gone, but others, or our own batches, may hold our whole share: then the
 		// reserve lends a page to read the next output into, and to drop it.
-		if _, err := l.q.Raw(which).Space(dropping); err == nil {
-			return nil
+		if _, err := l.q.Raw(which).Space(dropping); err == nil || !dropping {
+			return nil // without room yet, the next oldest batch goes
 		}
 	}
 	l.s.kickSpill()
-	stop := func() bool { return !dropping && l.s.mustDrop() }
+	// Our oldest batch may be under way just now, and can be dropped when its request has failed.
+	inFlight := l.s.cfg.Spool == nil && l.s.cfg.WhenFull == WhenFullDropOldest && l.flying.Load()
+	stop := func() bool { return !dropping && l.s.mustDrop() || inFlight && !l.flying.Load() }
 	if !l.q.WaitRoom(stop) && !stop() {
 		return ErrStopped
 	}

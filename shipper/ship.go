@@ -48,13 +48,14 @@ func (s *Shipper) shipLoop(ctx context.Context) {
 			}
 			replay, troubled := l.replaying(), l.fails > 0
 			s.count(replay, troubled, 1)
-			l.flying, l.queued = true, false
+			l.queued = false
+			s.setFlying(l, true)
 			wg.Go(func() {
 				s.shipOne(ctx, l)
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				s.count(replay, troubled, -1)
-				l.flying = false
+				s.setFlying(l, false)
 				s.release(l)
 				s.wakeOrSleep(l)
 				s.settleEnd(l)
@@ -76,6 +77,16 @@ func (s *Shipper) shipLoop(ctx context.Context) {
 		case <-ctx.Done():
 		case <-s.shipWake:
 		case <-later:
+		}
+	}
+}
+
+func (s *Shipper) setFlying(l *lane, flying bool) {
+	l.flying = flying
+	if l.log != nil {
+		l.log.flying.Store(flying)
+		if !flying && s.cfg.Spool == nil && s.cfg.WhenFull == WhenFullDropOldest {
+			s.queue.Wake()
 		}
 	}
 }

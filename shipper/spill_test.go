@@ -147,7 +147,7 @@ func TestWhenFull(t *testing.T) {
 				}
 			default:
 				if c.policy != WhenFullBlock {
-					t.Error("the job was held up")
+					t.Errorf("%+v: the job was held up: fill %.2f, %d in the spool, %+v", c, r.queue.Fill(), m.size, r.Stats())
 				}
 			}
 			r.balance()
@@ -179,10 +179,14 @@ func TestWhenFull(t *testing.T) {
 					t.Errorf("drop_newest: %s", brief(got))
 				}
 			}
+			afterGap := false
 			for line := range strings.Lines(strings.NewReplacer("<gap", "\n<gap", "spoolFull>", "spoolFull>\n").Replace(got)) {
-				if !strings.HasPrefix(line, "<gap") && !printed[line] {
+				// The rest of a line whose beginning had shipped as a part, and was dropped, follows its gap.
+				rest := afterGap && strings.Contains(text, line)
+				if !strings.HasPrefix(line, "<gap") && !printed[line] && !rest {
 					t.Errorf("%s: a wrong line: %q", c.policy, line)
 				}
+				afterGap = strings.HasPrefix(line, "<gap")
 			}
 		})
 	}
