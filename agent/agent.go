@@ -37,6 +37,7 @@ type Agent struct {
 	owed     int                // guarded by mu: outcomes of an earlier process that aren't settled yet
 	drained  bool               // guarded by mu: an operator asked for it; running jobs go on
 	stopping bool               // guarded by mu: Run's context has ended
+	pause    time.Time          // guarded by mu: no job is asked for until then
 	polls    PollStatus         // guarded by mu
 	late     LatenessStatus     // guarded by mu
 	began    time.Time          // guarded by mu: when Run was called

@@ -18,6 +18,9 @@ import (
 // releaseTimeout bounds a release: it is a favour to the server, whose lease would lapse anyway.
 const releaseTimeout = 5 * time.Second
 
+// faultPause is long enough for another agent to take the job, and for a log line per try to be bearable.
+const faultPause = 10 * time.Second
+
 // errReplaced ends an attempt whose job was offered anew: its own lease is gone, even if no heartbeat has said so yet.
 var errReplaced = errors.New("the job was offered anew")
 
@@ -95,12 +98,14 @@ func (a *Agent) work(ctx, deliver context.Context, r *record, h Handler, keeper 
 		BootID: a.bootID, AcceptedAt: time.Now(),
 	}); err != nil {
 		log.Error("journal could not take the attempt", zap.Error(err))
+		a.rest()
 		a.giveBack(ctx, job, "the agent's journal failed")
 		return
 	}
 	out, err := a.logs.Open(ref(job))
 	if err != nil {
 		log.Error("log could not be opened", zap.Error(err))
+		a.rest()
 		a.giveBack(ctx, job, "the agent could not open the log")
 		a.forget(job.ID, job.Attempt)
 		return
@@ -201,6 +206,9 @@ func (a *Agent) giveBack(ctx context.Context, job *protocol.Job, reason string) 
 	defer cancel()
 	a.release(ctx, job, reason)
 }
+
+// rest keeps the agent from asking for a while: what it gives back for a fault of its own would be offered to it again at once.
+func (a *Agent) rest() { a.update(func() { a.pause = time.Now().Add(faultPause) }) }
 
 // enter puts the attempt on the books and returns an older attempt of the same job that is still there.
 func (a *Agent) enter(r *record) (older *record) {

@@ -328,10 +328,14 @@ type fakeLogs struct {
 	flushed   atomic.Bool
 	closed    atomic.Bool
 	flush     func(context.Context) error
+	refuse    error // Open's answer
 }
 
 func (l *fakeLogs) Run(ctx context.Context) error { <-ctx.Done(); l.closed.Store(true); return nil }
 func (l *fakeLogs) Open(protocol.AttemptRef) (jobLog, error) {
+	if l.refuse != nil {
+		return nil, l.refuse
+	}
 	return &fakeLog{}, nil
 }
 

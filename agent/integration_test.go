@@ -30,12 +30,19 @@ type server struct {
 	admin *adminclient.Client
 	url   string
 	gate  *gate
+	dir   string
+	ttl   time.Duration
+	shut  func() error
 }
 
 // gate stands before the control plane and plays the network: what answer says of a request happens to it.
 type gate struct {
 	mu   sync.Mutex
-	next http.Handler
+	next http.Handler                  // guarded by mu; nil = a proxy whose server is away
+	in   sync.WaitGroup                // requests in next
+	stop context.CancelFunc            // guarded by mu: cuts them
+	ctx  context.Context               // guarded by mu
+	away int                           // guarded by mu: requests that found no server
 	rule func(r *http.Request) trouble // guarded by mu; nil = none
 }
 
@@ -54,18 +61,50 @@ func (g *gate) set(rule func(r *http.Request) trouble) {
 	g.rule = rule
 }
 
+func (g *gate) serve(h http.Handler) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.next = h; h == nil {
+		g.stop()
+		return
+	}
+	g.ctx, g.stop = context.WithCancel(context.Background())
+}
+
+// drain waits until the last request has left.
+func (g *gate) drain() { g.in.Wait() }
+
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.mu.Lock()
-	what := none
+	what, next := none, g.next
 	if g.rule != nil {
 		what = g.rule(r)
 	}
+	if next == nil {
+		g.away++
+	}
+	ctx, away := g.ctx, g.away
+	if next != nil {
+		g.in.Add(1)
+		defer g.in.Done()
+	}
 	g.mu.Unlock()
+	if next == nil {
+		http.Error(w, "no server", []int{http.StatusBadGateway, http.StatusServiceUnavailable}[away%2])
+		return
+	}
+	cut, stop := context.WithCancel(r.Context())
+	defer stop()
+	defer context.AfterFunc(ctx, stop)()
+	r = r.WithContext(cut)
 	switch what {
 	case none:
-		g.next.ServeHTTP(w, r)
+		next.ServeHTTP(w, r)
+		if ctx.Err() != nil {
+			panic(http.ErrAbortHandler)
+		}
 	case dropAnswer:
-		g.next.ServeHTTP(&sink{header: http.Header{}}, r)
+		next.ServeHTTP(&sink{header: http.Header{}}, r)
 		panic(http.ErrAbortHandler)
 	case dropRequest:
 		panic(http.ErrAbortHandler)
@@ -84,37 +123,59 @@ const adminToken = "adm_integration"
 
 func startServer(t *testing.T, ttl time.Duration) *server {
 	t.Helper()
-	st, err := redka.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	cp, err := controlplane.New(controlplane.Config{Store: st, AdminToken: controlplane.SumOf(adminToken), LeaseTTL: ttl})
-	if err != nil {
-		t.Fatal(err)
-	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &gate{next: cp.Handler()}
-	srv := &http.Server{Handler: g, ErrorLog: zap.NewStdLog(zap.NewNop())}
-	ctx, stop := context.WithCancel(context.Background())
+	s := &server{url: "http://" + l.Addr().String(), gate: &gate{}, dir: t.TempDir(), ttl: ttl}
+	s.open(t)
+	srv := &http.Server{Handler: s.gate, ErrorLog: zap.NewStdLog(zap.NewNop())}
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = cp.Run(ctx) })
 	wg.Go(func() { _ = srv.Serve(l) })
 	t.Cleanup(func() {
-		stop()
+		s.close(t)
 		_ = srv.Close()
 		wg.Wait()
-		if err := st.Close(); err != nil {
-			t.Error(err)
-		}
 	})
-	s := &server{url: "http://" + l.Addr().String(), gate: g}
 	if s.admin, err = adminclient.New(adminclient.Config{URL: s.url, Token: adminToken}); err != nil {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// open starts the control plane on its directory.
+func (s *server) open(t *testing.T) {
+	t.Helper()
+	st, err := redka.Open(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cp, err := controlplane.New(controlplane.Config{Store: st, AdminToken: controlplane.SumOf(adminToken), LeaseTTL: s.ttl})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cp.Run(ctx)
+	}()
+	s.gate.serve(cp.Handler())
+	s.shut = func() error {
+		s.gate.serve(nil)
+		stop()
+		<-ended
+		s.gate.drain()
+		return st.Close()
+	}
+}
+
+// close ends it as a restart does: what is held is cut.
+func (s *server) close(t *testing.T) {
+	t.Helper()
+	if err := s.shut(); err != nil {
+		t.Error(err)
+	}
 }
 
 // running is an agent with all its real parts.

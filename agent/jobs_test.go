@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -247,5 +248,43 @@ func TestOffersLapse(t *testing.T) {
 	blocked.Store(false)
 	if job := s.settled(t, id); job.Status != "succeeded" || used(job) != 1 {
 		t.Errorf("job %s, %d attempts used; want succeeded with the one that it may have", job.Status, used(job))
+	}
+}
+
+// J8: the control plane restarts again and again, with 502 and 503 in between.
+func TestRestartsOfTheControlPlane(t *testing.T) {
+	restarts := 8
+	if os.Getenv("AGENTD_SOAK") != "" {
+		restarts = 50
+	}
+	s := startServer(t, ttl)
+	a := startAgent(t, s.config(t, 3))
+	ran := t.TempDir()
+	var ids []string
+	for i := range restarts {
+		ids = append(ids, s.submit(t, adminclient.Submission{Payload: script(fmt.Sprintf("echo x >> %s/%d; %s; sleep 0.3", ran, i, count(20)))}))
+		select {
+		case <-time.After(time.Duration(i%5) * 50 * time.Millisecond):
+		case <-t.Context().Done():
+		}
+		s.close(t)
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-t.Context().Done():
+		}
+		s.open(t)
+	}
+	for i, id := range ids {
+		job := s.settled(t, id)
+		if job.Status != "succeeded" || used(job) != 1 {
+			t.Errorf("%s: %s after %d attempts, want succeeded after 1: %+v", id, job.Status, used(job), job.Attempts)
+		}
+		if text, err := os.ReadFile(fmt.Sprintf("%s/%d", ran, i)); err != nil || string(text) != "x\n" {
+			t.Errorf("%s ran %d times (%v), want once", id, len(text)/2, err)
+		}
+		s.oracle(t, id, job.Last().Number, 20)
+	}
+	if st := a.Status(); !st.Healthy && st.Polls.Failing == 0 {
+		t.Errorf("agent is %s: %v", st.State, st.Faults)
 	}
 }

@@ -121,6 +121,8 @@ func (a *Agent) ready() (why string, types []string) {
 		return "no job type has a handler", nil
 	case full != "":
 		return full, nil
+	case time.Now().Before(a.pause):
+		return "a job could not be begun here; the log says why", nil
 	case a.slots >= a.maxJobs:
 		return "every slot is taken", nil
 	case free < 1 || len(a.attempts) >= 2*a.maxJobs+spareSlots:

@@ -368,3 +368,27 @@ func TestOfferOfAnUnknownTypeIsReleased(t *testing.T) {
 		w.end(t)
 	})
 }
+
+// What can't be begun here is given back, and not asked for again in a tight loop.
+func TestFaultOfItsOwnGivesTheJobBackAndRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{})
+		w.Handle("t", HandlerFunc(func(context.Context, *Attempt) Result { t.Error("ran"); return Result{} }))
+		w.logs.refuse = errAway
+		for i := range 100 {
+			w.plane.submit(fmt.Sprintf("job_%d", i))
+		}
+		w.begin(t)
+		wait(time.Minute)
+		w.plane.mu.Lock()
+		n := len(w.plane.released)
+		w.plane.mu.Unlock()
+		if n < 2 || n > 14 {
+			t.Errorf("%d jobs were taken and given back in a minute, want one or two every %v", n, faultPause)
+		}
+		if left := w.journal.Entries(); len(left) != 0 {
+			t.Errorf("journal keeps %d entries of jobs that never began", len(left))
+		}
+		w.end(t)
+	})
+}
