@@ -104,8 +104,13 @@ func createEpoch(dir string, id uint64, size int64, wrap func(kv) kv, log *zap.L
 	if err := allocate(ballast, size-l.discard, true); err != nil {
 		return nil, err
 	}
-	// badger ends the process when it can't make this file, and takes one that is there.
-	if err := allocate(filepath.Join(dir, discardName), l.discard, true); err != nil {
+	// badger ends the process when it can't make this file, and takes one that is there. Its first
+	// page is written, because closing writes to it through a mapping.
+	discard := filepath.Join(dir, discardName)
+	if err := os.WriteFile(discard, make([]byte, 4<<10), fileMode); err != nil {
+		return nil, err
+	}
+	if err := allocate(discard, l.discard, true); err != nil {
 		return nil, err
 	}
 	if err := os.Truncate(ballast, l.ballast); err != nil {
@@ -157,6 +162,10 @@ func (e *epoch) seal(log *zap.Logger) (bool, error) {
 	cerr := e.kv.close()
 	e.kv = nil
 	e.phase = phaseSealed
+	if errors.Is(cerr, errAbandoned) {
+		log.Warn("database couldn't be closed and stays in memory", zap.Uint64("epoch", e.id), zap.Error(cerr))
+		cerr = nil
+	}
 	known := e.ix
 	res, err := scanEpoch(e.dir)
 	if err != nil {
@@ -180,14 +189,12 @@ func (e *epoch) seal(log *zap.Logger) (bool, error) {
 func (e *epoch) roomToClose() bool {
 	const page = 64 << 10
 	punch(filepath.Join(e.dir, walName), (e.room.wal+2*page)/page*page)
-	if err := os.Remove(filepath.Join(e.dir, ballastName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false
+	need := 2*e.room.wal + smallFiles
+	if free, _, err := fsSpace(e.dir); err != nil || free < need {
+		return false // the ballast alone could be taken by others before it is used
 	}
-	if syncDir(e.dir) != nil { // freed blocks may be held back until the journal is written
-		return false
-	}
-	free, _, err := fsSpace(e.dir)
-	return err == nil && free > 2*e.room.wal+smallFiles
+	err := os.Remove(filepath.Join(e.dir, ballastName))
+	return err == nil || errors.Is(err, fs.ErrNotExist)
 }
 
 // discard closes an epoch of which everything is acknowledged. Its values go first, so that Close
@@ -198,10 +205,9 @@ func (e *epoch) discard() error {
 	var err error
 	if e.kv != nil {
 		release(filepath.Join(e.dir, vlogName))
-		if !e.roomToClose() {
-			return ErrFull
+		if err = e.kv.close(); errors.Is(err, errAbandoned) {
+			err = nil // its directory goes all the same
 		}
-		err = e.kv.close()
 		e.kv = nil
 	}
 	if e.file != nil {
