@@ -169,3 +169,30 @@ func TestDrainReloadAndMetrics(t *testing.T) {
 		t.Errorf("exit code %d, want 0", code)
 	}
 }
+
+// C11: killed after the job ended and before its completion was acknowledged. The outcome arrives once, and the job isn't run again.
+func TestOutcomeSurvivesAKill(t *testing.T) {
+	h := newHost(t, "handlers: [{type: shell}]\n").linked(t)
+	c := start(t, "", "run", "--config", h.config)
+	ran := filepath.Join(t.TempDir(), "ran")
+	h.cut.Store(new("/complete"))
+	id := h.submit(t, adminclient.Submission{}, "echo x >> "+ran+"; echo n=1; exit 7")
+	h.status(t, func(st agent.Status) bool { return st.Reporting == 1 })
+	for range 3 { // and again at each restart
+		if err := c.cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		<-c.done
+		c = start(t, "", "run", "--config", h.config)
+		h.status(t, polling)
+	}
+	h.cut.Store(nil)
+	job := h.job(t, id, func(j adminclient.Job) bool { return j.Settled() && j.Last().LogsComplete })
+	text, err := os.ReadFile(ran)
+	if err != nil || string(text) != "x\n" || len(job.Attempts) != 1 {
+		t.Errorf("ran %d times (%v) in %d attempts, want once", len(text)/2, err, len(job.Attempts))
+	}
+	if at := job.Last(); at.State != "failed" || at.ExitCode != 7 || *at.LogRecords != 1 {
+		t.Errorf("attempt %+v, want failed with 7 and one record", at)
+	}
+}

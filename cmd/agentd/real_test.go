@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -32,6 +33,7 @@ type host struct {
 	config string
 	state  string
 	run    string
+	cut    atomic.Pointer[string] // requests whose path ends so are cut off
 }
 
 const adminToken = "adm_real"
@@ -50,7 +52,14 @@ func newHost(t *testing.T, more string) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := &http.Server{Handler: cp.Handler(), ErrorLog: zap.NewStdLog(zap.NewNop())}
+	h := &host{url: "http://" + l.Addr().String()}
+	next := cp.Handler()
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if part := h.cut.Load(); part != nil && strings.HasSuffix(r.URL.Path, *part) {
+			panic(http.ErrAbortHandler)
+		}
+		next.ServeHTTP(w, r)
+	}), ErrorLog: zap.NewStdLog(zap.NewNop())}
 	ctx, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = cp.Run(ctx) })
@@ -61,7 +70,6 @@ func newHost(t *testing.T, more string) *host {
 		wg.Wait()
 		_ = st.Close()
 	})
-	h := &host{url: "http://" + l.Addr().String()}
 	if h.admin, err = adminclient.New(adminclient.Config{URL: h.url, Token: adminToken}); err != nil {
 		t.Fatal(err)
 	}
