@@ -2,6 +2,7 @@ package exec
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -188,12 +189,21 @@ func readBootID() (string, error) {
 
 // tracerOf is the pid of the process that traces pid, or 0.
 func tracerOf(pid int) int {
+	tracer := statusNumber(pid, "TracerPid:")
+	if tracer == 0 {
+		return 0
+	}
+	return cmp.Or(statusNumber(tracer, "Tgid:"), tracer) // the kernel names the thread
+}
+
+// statusNumber is one number of /proc/PID/status; 0 when there is none.
+func statusNumber(pid int, key string) int {
 	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	if err != nil {
 		return 0
 	}
 	for line := range strings.Lines(string(data)) {
-		if rest, ok := strings.CutPrefix(line, "TracerPid:"); ok {
+		if rest, ok := strings.CutPrefix(line, key); ok {
 			n, _ := strconv.Atoi(strings.TrimSpace(rest))
 			return n
 		}
