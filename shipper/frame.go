@@ -68,6 +68,14 @@ func (f *framer) begin(a *queue.Attempt, end, cut [queue.Streams]bool) {
 	f.reset()
 }
 
+// load takes over what a queue file holds of streams that nobody reads any more.
+func (f *framer) load(maxLine int, runs [queue.Streams][]queue.Run, used [queue.Streams]int64, parts uint8) {
+	f.maxLine = maxLine
+	for i := range f.streams {
+		f.streams[i] = framed{runs: runs[i], pos: used[i], mid: parts&(1<<i) != 0, end: true}
+	}
+}
+
 // reset begins the next batch.
 func (f *framer) reset() { f.out, f.count, f.oldest = f.out[:0], 0, 0 }
 

@@ -28,10 +28,11 @@ type lane struct {
 	final        bool      // the server must be told where the log ends
 	finalSaid    bool
 
-	queued bool // in ready or asleep
-	flying bool // has a request under way
-	wakeAt time.Time
-	pace   backoff.BackOff
+	queued   bool // in ready or asleep
+	flying   bool // has a request under way
+	spilling bool // is being written to the spool
+	wakeAt   time.Time
+	pace     backoff.BackOff
 	trouble
 
 	maxRecords int64 // bisecting: how many records the next body may have; 0 = any number
@@ -109,10 +110,10 @@ func (s *Shipper) advance(l *lane, next int64) {
 	s.release(l)
 }
 
-// release gives back the memory of what is at the server or in the spool. While a request is under
-// way its body may lie there.
+// release gives back the memory of what is at the server or in the spool. Not while a request is
+// under way or the spool is being written: what they are made of lies there.
 func (s *Shipper) release(l *lane) {
-	if l.q == nil || l.flying {
+	if l.q == nil || l.flying || l.spilling {
 		return
 	}
 	l.q.Release(max(l.next, l.spoolNext))
@@ -124,7 +125,7 @@ func (s *Shipper) release(l *lane) {
 
 // settleEnd forgets l when there is nothing more to do for it. The caller holds mu.
 func (s *Shipper) settleEnd(l *lane) {
-	if l.flying || l.orphan && s.cfg.Spool != nil || !l.asked && !l.orphan || !l.complete() || l.next < s.end(l) || l.final && !l.finalSaid && !l.orphan {
+	if l.flying || l.spilling || l.orphan && s.cfg.Spool != nil || !l.asked && !l.orphan || !l.complete() || l.next < s.end(l) || l.final && !l.finalSaid && !l.orphan {
 		return
 	}
 	end := max(s.end(l), l.next)

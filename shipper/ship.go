@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentd/agent/protocol"
+	"agentd/spool"
 )
 
 // flights counts the requests under way.
@@ -198,6 +199,9 @@ func (s *Shipper) settleAsked(l *lane, next int64, err error) {
 		return
 	}
 	l.asked = true
+	if s.cfg.Spool != nil && l.spoolNext > 0 {
+		s.cfg.Spool.SetState(l.key, spool.Waiting) // it may have been an orphan
+	}
 	if end := s.end(l); next > end {
 		// The server has more than we found: the queue file was damaged, or lost.
 		s.cfg.Logger.Warn("server knew more records than were found at start", zap.String("job", l.ref.JobID),

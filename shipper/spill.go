@@ -124,6 +124,7 @@ func (s *Shipper) spillable(all bool) []spillable {
 			upTo = now.UnixMicro()
 		}
 		if one, n := s.spillOf(c.lane, upTo, spillGroup-size); n > 0 {
+			c.lane.spilling = true
 			group = append(group, one)
 			size += n
 		}
@@ -170,6 +171,26 @@ func (s *Shipper) spillOf(l *lane, upTo, size int64) (spillable, int64) {
 
 // spill makes the group durable, and then takes it out of memory. Only one runs at a time.
 func (s *Shipper) spill(ctx context.Context, group []spillable) error {
+	err := s.store(ctx, group)
+	if err == nil && s.spoolOut.Swap(false) {
+		s.cfg.Logger.Info("spool takes batches again")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range group {
+		l := one.lane
+		l.spilling = false
+		if err == nil {
+			s.spilled(l, one)
+		}
+		s.release(l)
+		s.wake(l)
+		s.settleEnd(l)
+	}
+	return err
+}
+
+func (s *Shipper) store(ctx context.Context, group []spillable) error {
 	var batches []spool.Batch
 	for _, one := range group {
 		s.describe(one.lane)
@@ -179,29 +200,19 @@ func (s *Shipper) spill(ctx context.Context, group []spillable) error {
 		}
 		batches = append(batches, packed...)
 	}
-	if err := s.cfg.Spool.Append(ctx, batches...); err != nil {
-		return err //nolint:wrapcheck // the caller looks for the spool's own errors
+	return s.cfg.Spool.Append(ctx, batches...) //nolint:wrapcheck // the caller looks for the spool's own errors
+}
+
+// spilled takes note of what the spool has now.
+func (s *Shipper) spilled(l *lane, one spillable) {
+	if !l.replaying() && one.oldest > 0 {
+		l.spooledSince = time.UnixMicro(one.oldest)
 	}
-	if s.spoolOut.Swap(false) {
-		s.cfg.Logger.Info("spool takes batches again")
+	l.spoolNext = max(l.spoolNext, one.next)
+	for _, h := range one.holes {
+		s.addGap(l, span{first: h.first, next: h.next, reason: h.reason})
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, one := range group {
-		l := one.lane
-		if !l.replaying() && one.oldest > 0 {
-			l.spooledSince = time.UnixMicro(one.oldest)
-		}
-		l.spoolNext = max(l.spoolNext, one.next)
-		for _, h := range one.holes {
-			s.addGap(l, span{first: h.first, next: h.next, reason: h.reason})
-		}
-		s.cfg.Spool.Ack(l.key, l.next) // the server may have taken some of it meanwhile
-		s.release(l)
-		s.wake(l)
-		s.settleEnd(l)
-	}
-	return nil
+	s.cfg.Spool.Ack(l.key, l.next) // the server may have taken some of it meanwhile
 }
 
 // describe tells the spool whose batches these are.
