@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	// The suite mostly waits for leases to run out in real time: as many tests at once as a pool of
 	// connections each allows, not as many as there are processors.
-	if err := flag.Set("test.parallel", "24"); err != nil {
+	if err := flag.Set("test.parallel", "60"); err != nil {
 		panic(err)
 	}
 	testmain.Run(m)
@@ -107,7 +107,7 @@ func (c *cluster) schema(t testing.TB) string {
 	if _, err := conn.Exec(t.Context(), "create schema "+name); err != nil {
 		t.Fatal(err)
 	}
-	return url + "&pool_max_conns=8"
+	return url + "&pool_max_conns=4"
 }
 
 func open(t testing.TB, url string) *postgres.Store {
