@@ -30,7 +30,7 @@ type app struct {
 }
 
 func (a *app) run(ctx context.Context, args []string) int {
-	root := a.root()
+	root := a.root() //nolint:contextcheck // commands get theirs from cobra
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if a.http != nil {

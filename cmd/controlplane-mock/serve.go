@@ -85,7 +85,7 @@ func (a *app) serve(ctx context.Context, o serveOptions, log *zap.Logger) (err e
 	if err != nil {
 		return err
 	}
-	srv, err := controlplane.New(controlplane.Config{
+	srv, err := controlplane.New(controlplane.Config{ //nolint:contextcheck // requests bring their own
 		Store: st, AdminToken: controlplane.SumOf(token), LeaseTTL: o.leaseTTL, KeyTTL: o.keyTTL, Logger: log,
 	})
 	if err != nil {

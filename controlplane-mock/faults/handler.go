@@ -19,11 +19,11 @@ func (o *Outage) Handler(next http.Handler, agentSide func(*http.Request) bool) 
 		if d != nil {
 			d.swallow(w, r)
 		}
-		ctx, cancel := context.WithCancel(r.Context()) //nolint:contextcheck // the request's own
+		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()
 		// Holds end as the outage begins: what they would say nobody hears.
 		defer context.AfterFunc(calm, cancel)()
-		next.ServeHTTP(guarded{w, calm}, r.WithContext(ctx))
+		next.ServeHTTP(guarded{w, calm}, r.WithContext(ctx)) //nolint:contextcheck // it is the request's own, and ends with the calm as well
 		if calm.Err() != nil {
 			if d, _ := o.current(); d != nil {
 				d.swallow(w, r)

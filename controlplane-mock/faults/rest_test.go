@@ -1,6 +1,7 @@
 package faults_test
 
 import (
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,8 +22,16 @@ func TestOutageRestsTheReaper(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
 				var rested time.Time
+				resting := func() time.Time {
+					mu.Lock()
+					defer mu.Unlock()
+					return rested
+				}
 				out := faults.NewOutage(faults.OutageConfig{Rest: func(d time.Duration) {
+					mu.Lock()
+					defer mu.Unlock()
 					if until := time.Now().Add(d); until.After(rested) {
 						rested = until
 					}
@@ -32,7 +41,7 @@ func TestOutageRestsTheReaper(t *testing.T) {
 				}
 				begun := time.Now()
 				for out.State().Active {
-					if got := rested.After(time.Now()); got != tc.rests {
+					if got := resting().After(time.Now()); got != tc.rests {
 						t.Fatalf("%v into the outage: rests %v, want %v", time.Since(begun), got, tc.rests)
 					}
 					if tc.after > 0 && time.Since(begun) >= tc.after {
@@ -43,7 +52,7 @@ func TestOutageRestsTheReaper(t *testing.T) {
 				}
 				ended := time.Now()
 				time.Sleep(time.Minute)
-				if over := rested.Sub(ended); tc.rests && (over < -100*time.Millisecond || over > 2*time.Second) {
+				if over := resting().Sub(ended); tc.rests && (over < -100*time.Millisecond || over > 2*time.Second) {
 					t.Errorf("rests until %v after the end, want 0 to 2 s", over)
 				}
 				out.Close()
