@@ -178,5 +178,5 @@ func (i *Identity) failed(err error, pace backoff.BackOff) {
 }
 
 func publicKey(key ed25519.PrivateKey) []byte {
-	return []byte(key.Public().(ed25519.PublicKey)) //nolint:errcheck,forcetypeassert // documented to be one
+	return []byte(key.Public().(ed25519.PublicKey)) //nolint:forcetypeassert // documented to be one
 }

@@ -25,7 +25,7 @@ func TokenFile(path string) TokenSource {
 		if err != nil {
 			return "", fmt.Errorf("identity: token: %w", err)
 		}
-		defer f.Close() //nolint:errcheck // only read
+		defer f.Close()
 		return readToken(f, path)
 	}
 }

@@ -109,7 +109,7 @@ func (c *Client) try(parent context.Context, k *call, key string) (int, error) {
 		}
 		return 0, c.transportError(parent, k, 0, err)
 	}
-	defer answer.Body.Close() //nolint:errcheck // read to its end or given up
+	defer answer.Body.Close()
 	c.noteSkew(answer.Header)
 	body, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
 	if err != nil {

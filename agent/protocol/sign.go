@@ -26,7 +26,7 @@ func LinkMessage(nonce, agentID, serverID string) []byte {
 
 // SignLink fills in r's public key, nonce and signature. r.AgentID must be set already: it is signed.
 func SignLink(r *LinkRequest, key ed25519.PrivateKey, c Challenge) {
-	r.PublicKey = []byte(key.Public().(ed25519.PublicKey)) //nolint:errcheck,forcetypeassert // documented to be one
+	r.PublicKey = []byte(key.Public().(ed25519.PublicKey)) //nolint:forcetypeassert // documented to be one
 	r.Nonce = c.Nonce
 	r.Signature = ed25519.Sign(key, LinkMessage(c.Nonce, r.AgentID, c.ServerID))
 }

@@ -259,8 +259,8 @@ func TestARefusalBeforeTheBodyWasReadIsSeen(t *testing.T) {
 		"abrupt":   "http://" + abrupt(t),
 	} {
 		client := newClient(t, protocol.ClientConfig{Server: url, TLS: a.trusted()})
-		body := protocol.LogBody{Count: 1, Frames: [][]byte{make([]byte, 8<<20)}}
-		for range 10 {
+		body := protocol.LogBody{Count: 1, Frames: [][]byte{make([]byte, 4<<20)}}
+		for range 5 {
 			if _, err := client.ShipLog(t.Context(), ref, body); protocol.ActionFor(err) != protocol.Halve {
 				t.Errorf("%s: got %v, want too large", name, err)
 			}

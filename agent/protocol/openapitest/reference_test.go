@@ -122,7 +122,7 @@ func (r *reference) relink(token string, start bool) error {
 		Version: "1.0.0", OS: "linux", Arch: "amd64", ProcessID: "boot.one", Start: start,
 	}
 	protocol.SignLink(&q, r.key, c)
-	link, _, err := r.Client.Link(ctx, token, q)
+	link, _, err := r.Link(ctx, token, q)
 	if err == nil {
 		r.link = link
 	}
