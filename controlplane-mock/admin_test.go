@@ -181,7 +181,7 @@ func TestWhyAJobWaits(t *testing.T) {
 			}
 		}
 		e.admin("POST", "agents/"+c.id+"/revoke", nil).want(t, 200, "")
-		time.Sleep(30 * time.Second)
+		pass(30 * time.Second)
 		a.poll("wait=50&type=zz").want(t, 204, "")
 		if got := reason(map[string]any{"labels": map[string]string{"gpu": "1"}}); got != "1 agent online, none with label gpu=1" {
 			t.Errorf("after 80 s: %q", got)

@@ -18,7 +18,7 @@ import (
 func described(t *testing.T, f func(t *testing.T, e *env, check *openapitest.Checker)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		t.Cleanup(func() { time.Sleep(time.Second) }) // as in bubbleWith
+		t.Cleanup(func() { pass(time.Second) }) // as in bubbleWith
 		check := openapitest.New(t)
 		f(t, newWrappedEnv(t, nil, check.Wrap), check)
 	})
@@ -112,7 +112,7 @@ func TestTheAgentsOwnClient(t *testing.T) {
 			}
 			held <- hb
 		}()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		e.admin("POST", "jobs/"+j.ID+"/cancel", map[string]any{"reason": "stop"}).want(t, 202, "")
 		if hb := <-held; hb.Cancel == nil || hb.Cancel.Reason != "stop" || hb.Cancel.Grace != 1500 {
 			t.Errorf("cancel: %+v", hb)

@@ -380,3 +380,20 @@ func (a *agent) shipQuery(j protocol.Job, query string, body []byte, headers ...
 }
 
 func outLine(text string) string { return fmt.Sprintf("{\"ts\":1,\"s\":\"out\",\"m\":%q}\n", text) }
+
+// pass lets a bubble's time go on.
+func pass(d time.Duration) { time.Sleep(d) }
+
+// until waits for something that tells nobody when it happens.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick, end := time.NewTicker(100*time.Microsecond), time.After(30*time.Second)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-end:
+			t.Fatalf("%s: not within 30s", what)
+		}
+	}
+}

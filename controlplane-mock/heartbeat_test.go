@@ -50,12 +50,12 @@ func TestHeartbeatIsHeldUpToAThirdOfTheTTL(t *testing.T) {
 func TestHeldHeartbeatRenewsTwice(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(nil)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		e.submit(nil)
 		j := a.start()
-		time.Sleep(9 * time.Second)
+		pass(9 * time.Second)
 		a.on(j, "heartbeat?waitMs=3000", nil).want(t, 200, "") // at 9 s and at 12 s
-		time.Sleep(9 * time.Second)                            // 21 s: only the second renewal carries this far
+		pass(9 * time.Second)                                  // 21 s: only the second renewal carries this far
 		a.on(j, "heartbeat?waitMs=0", nil).want(t, 200, "")
 	})
 }
@@ -66,7 +66,7 @@ func TestCancelAnswersAHeldHeartbeatAtOnce(t *testing.T) {
 		job := e.submit(map[string]any{"graceMs": 4000})
 		j := a.start()
 		answer := later(func() reply { return a.on(j, "heartbeat?waitMs=3000", nil) })
-		time.Sleep(time.Second)
+		pass(time.Second)
 		v := into[JobView](t, e.admin("POST", "jobs/"+job.ID+"/cancel", map[string]any{"reason": "not needed"}).want(t, 202, ""))
 		if !v.CancelRequested || v.Status != store.Running {
 			t.Errorf("after the cancel: %+v", v)
@@ -83,7 +83,7 @@ func TestCancelAnswersAHeldHeartbeatAtOnce(t *testing.T) {
 			if string(r.body) != want || r.took != 0 {
 				t.Errorf("answered %s after %v; want %s at once", r.body, r.took, want)
 			}
-			time.Sleep(8 * time.Second)
+			pass(8 * time.Second)
 		}
 		a.complete(j, protocol.Cancelled, 0).want(t, 200, "")
 		if v := e.job(job.ID); v.Status != store.JobCancelled || v.Reason != "not needed" {
@@ -98,7 +98,7 @@ func TestHeldHeartbeatEndsWithItsAttempt(t *testing.T) {
 		e.submit(nil)
 		j := a.start()
 		answer := later(func() reply { return a.on(j, "heartbeat?waitMs=3000", nil) })
-		time.Sleep(time.Second)
+		pass(time.Second)
 		a.complete(j, protocol.Succeeded, 0).want(t, 200, "")
 		if r := (<-answer).want(t, 409, protocol.CodeLeaseLost); r.took != time.Second {
 			t.Errorf("after %v; want 1s", r.took)
@@ -112,7 +112,7 @@ func TestHeldHeartbeatEndsWhenTheReaperComes(t *testing.T) {
 		e.submit(nil)
 		j := a.start()
 		answer := later(func() reply { return a.on(j, "heartbeat?waitMs=3000", nil) })
-		time.Sleep(time.Second)
+		pass(time.Second)
 		// The lease as another instance's clock sees it: over.
 		e.mem.mu.Lock()
 		e.mem.find(j.ID).ends = time.Now().Add(-time.Second)
@@ -132,7 +132,7 @@ func TestHeldHeartbeatEndsWithRevocation(t *testing.T) {
 		e.submit(nil)
 		j := a.start()
 		answer := later(func() reply { return a.on(j, "heartbeat?waitMs=3000", nil) })
-		time.Sleep(time.Second)
+		pass(time.Second)
 		e.admin("POST", "agents/"+a.id+"/revoke", nil).want(t, 200, "")
 		if r := (<-answer).want(t, 403, protocol.CodeRevoked); r.took != time.Second {
 			t.Errorf("after %v; want 1s", r.took)
@@ -144,7 +144,7 @@ func TestHeldHeartbeatEndsWithRevocation(t *testing.T) {
 func TestHeartbeatOfAClientThatWentAwayRenewsOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(nil)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		e.submit(nil)
 		j := a.start()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -152,7 +152,7 @@ func TestHeartbeatOfAClientThatWentAwayRenewsOnce(t *testing.T) {
 		gone := later(func() reply {
 			return e.callCtx(ctx, "POST", "/agent/v1/jobs/"+j.ID+"/heartbeat?waitMs=3000", a.key, body)
 		})
-		time.Sleep(time.Second)
+		pass(time.Second)
 		cancel()
 		<-gone
 		synctest.Wait()
@@ -232,11 +232,11 @@ func TestReaperWaitsOneTTLAfterAStart(t *testing.T) {
 		e.mem.mu.Lock()
 		e.mem.find(job.ID).ends = time.Now().Add(-time.Hour) // it ran out while there was no server
 		e.mem.mu.Unlock()
-		time.Sleep(9900 * time.Millisecond)
+		pass(9900 * time.Millisecond)
 		if v := e.job(job.ID); v.Status != store.Running {
 			t.Errorf("before one TTL: %s; want running", v.Status)
 		}
-		time.Sleep(200 * time.Millisecond)
+		pass(200 * time.Millisecond)
 		v := e.job(job.ID)
 		if v.Status != store.Pending || v.Attempts[0].State != store.AttemptLost {
 			t.Errorf("after one TTL: %s, %+v; want pending and lost", v.Status, v.Attempts)
@@ -247,10 +247,10 @@ func TestReaperWaitsOneTTLAfterAStart(t *testing.T) {
 func TestReaperSweepsWithinAQuarterOfTheTTL(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(nil)
-		time.Sleep(61 * time.Second)
+		pass(61 * time.Second)
 		job := e.submit(nil)
 		a.start()
-		time.Sleep(12500*time.Millisecond + time.Millisecond)
+		pass(12500*time.Millisecond + time.Millisecond)
 		if v := e.job(job.ID); v.Attempts[0].State != store.AttemptLost {
 			t.Errorf("attempt is %s after TTL × 1.25; want lost", v.Attempts[0].State)
 		}
@@ -261,16 +261,16 @@ func TestReaperSweepsWithinAQuarterOfTheTTL(t *testing.T) {
 func TestRestSparesLeases(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(nil)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		job := e.submit(nil)
 		j := a.start()
 		e.srv.Rest(20 * time.Second)
-		time.Sleep(29 * time.Second)
+		pass(29 * time.Second)
 		if v := e.job(job.ID); v.Status != store.Running {
 			t.Errorf("within the rest: %s; want running", v.Status)
 		}
 		a.on(j, "heartbeat", nil).want(t, 200, "")
-		time.Sleep(15 * time.Second)
+		pass(15 * time.Second)
 		if v := e.job(job.ID); v.Status != store.Pending {
 			t.Errorf("after the rest and a TTL without a heartbeat: %s; want pending", v.Status)
 		}

@@ -52,13 +52,13 @@ func TestRelinkByProof(t *testing.T) {
 		}
 		// The old key is good for 60 s more.
 		path, headers := "/agent/v1/jobs/next?wait=0&type=x", []string{"Agentd-Poll-Id: p", "Agentd-Process-Id: " + a.process}
-		time.Sleep(59 * time.Second)
+		pass(59 * time.Second)
 		e.call("GET", path, old, nil, headers...).want(t, 204, "")
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		e.call("GET", path, old, nil, headers...).want(t, 401, protocol.CodeUnauthenticated)
 		e.call("GET", path, a.key, nil, headers...).want(t, 204, "")
 		// Keys end; the id stays.
-		time.Sleep(25 * time.Hour)
+		pass(25 * time.Hour)
 		e.call("GET", path, a.key, nil, headers...).want(t, 401, protocol.CodeUnauthenticated)
 		id := a.id
 		if a.linked(a.sendLink("", map[string]any{"start": false}).want(t, 200, "")); a.id != id {
@@ -94,7 +94,7 @@ func TestRefusedLinksAreAlike(t *testing.T) {
 		a, b := e.agent(nil), e.agent(nil)
 		fresh := e.newAgent()
 		expired := e.token(map[string]any{"ttlMs": 1000})
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		used := e.linkBodyUsed(a)
 		foreign := b.challenge()
 		replies := map[string]reply{
@@ -175,7 +175,7 @@ func TestOneIdentityInTwoProcesses(t *testing.T) {
 		e.submit(nil)
 		j := first.start()
 		held := later(func() reply { return first.poll("wait=30&type=extract") })
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		clone := *first
 		clone.process = "boot2.p1"
 		clone.linked(clone.sendLink("", nil).want(t, 200, ""))
@@ -190,7 +190,7 @@ func TestOneIdentityInTwoProcesses(t *testing.T) {
 		first.linked(first.sendLink("", map[string]any{"start": false}).want(t, 200, ""))
 		first.poll("wait=0&type=extract").want(t, 409, protocol.CodeIdentityConflict)
 		first.complete(j, protocol.Succeeded, 1).want(t, 200, "")
-		time.Sleep(61 * time.Second) // the overlap of its own old key; the clone's lives on
+		pass(61 * time.Second) // the overlap of its own old key; the clone's lives on
 		clone.poll("wait=0&type=extract").want(t, 204, "")
 		// A restart is simply the new current process.
 		first.process = "boot.p2"
@@ -206,7 +206,7 @@ func TestRevokeAndRestore(t *testing.T) {
 		e.submit(nil)
 		j := a.start()
 		held := later(func() reply { return a.poll("wait=30&type=extract") })
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if v := into[AgentView](t, e.admin("POST", "agents/"+a.id+"/revoke", nil).want(t, 200, "")); !v.Revoked || v.ID != a.id {
 			t.Errorf("revoke answered %+v", v)
 		}
@@ -234,7 +234,7 @@ func TestExpireKey(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(nil)
 		held := later(func() reply { return a.poll("wait=30&type=extract") })
-		time.Sleep(time.Second)
+		pass(time.Second)
 		e.admin("POST", "agents/"+a.id+"/expire-key", nil).want(t, 200, "")
 		(<-held).want(t, 401, protocol.CodeUnauthenticated)
 		a.poll("wait=0&type=extract").want(t, 401, protocol.CodeUnauthenticated)
@@ -273,7 +273,7 @@ func TestLinksAndFailuresAreLimitedByAddress(t *testing.T) {
 		}
 		// Who has a right key at that address notices nothing.
 		poll(a.key).want(t, 204, "")
-		time.Sleep(1100 * time.Millisecond)
+		pass(1100 * time.Millisecond)
 		poll(apiKeyPrefix+"wrong").want(t, 401, protocol.CodeUnauthenticated)
 		limited := 0
 		for range 10 {

@@ -1,7 +1,6 @@
 package controlplane
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
@@ -75,11 +74,11 @@ func TestLogIsAppendedAtNext(t *testing.T) {
 func TestLogFinal(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(nil)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		job := e.submit(map[string]any{"maxAttempts": 1})
 		j := a.start()
 		wantNext(t, a.ship(j, 0, 3, lines(0, 3)), 3)
-		time.Sleep(15 * time.Second) // reaped
+		pass(15 * time.Second) // reaped
 		if at := e.job(job.ID).Attempts[0]; at.State != store.AttemptLost || at.LogRecords != nil {
 			t.Fatalf("attempt: %+v; want lost, its length unknown", at)
 		}
@@ -255,56 +254,6 @@ func TestLogFormats(t *testing.T) {
 	})
 }
 
-func textOf(t *testing.T, records ...string) string {
-	t.Helper()
-	var buf bytes.Buffer
-	x := &textWriter{w: &buf}
-	_, err := walk(encIdentity, []byte(strings.Join(records, "\n")), testLimits, func(line []byte, r *record) error { return x.record(0, line, r) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := x.end(); err != nil {
-		t.Fatal(err)
-	}
-	return buf.String()
-}
-
-func TestTextJoinsPartsPerStream(t *testing.T) {
-	const part, eof = `,"part":true`, `,"eof":true`
-	rec := func(stream, text, flags string) string {
-		return fmt.Sprintf(`{"ts":1,"s":%q,"m":%q%s}`, stream, text, flags)
-	}
-	for _, tc := range []struct {
-		name    string
-		records []string
-		want    string
-	}{
-		{"parts of both at once", []string{rec("out", "A", part), rec("err", "x", part), rec("out", "B", part), rec("err", "y", ""), rec("out", "C", ""), rec("out", "D", "")}, "ABC\nxy\nD\n"},
-		{"the other line goes on after ours", []string{rec("out", "A", part), rec("err", "x", part), rec("out", "B", ""), rec("out", "C", ""), rec("err", "y", "")}, "AB\nxy\nC\n"},
-		{"a gap breaks an open line", []string{rec("out", "A", part), rec("err", "e", ""), `{"gap":2}`, rec("out", "B", "")}, "A\ne\n[gap: 2 records lost]\nB\n"},
-		{"a part at the end", []string{rec("out", "A", part)}, "A"},
-		{"a part at the end and others", []string{rec("out", "A", part), rec("err", "e", "")}, "A\ne\n"},
-		{"no newline after eof", []string{rec("out", "A", eof), rec("err", "B", eof)}, "AB"},
-		{"a remark stands alone", []string{rec("out", "A", eof), rec("agent", "r", "")}, "A\nr\n"},
-		{"a part that ends with eof", []string{rec("out", "A", part), rec("out", "B", eof)}, "AB"},
-		{"empty lines", []string{rec("out", "", ""), rec("out", "", ""), rec("err", "", eof)}, "\n\n"},
-		{"one gap", []string{`{"gap":1,"reason":"deadLetter"}`}, "[gap: 1 records lost: deadLetter]\n"},
-	} {
-		if got := textOf(t, tc.records...); got != tc.want {
-			t.Errorf("%s: %q; want %q", tc.name, got, tc.want)
-		}
-	}
-	// What waits for a line to end is bounded.
-	records := []string{rec("out", "A", part)}
-	for range 3000 {
-		records = append(records, rec("err", strings.Repeat("e", 1000), ""))
-	}
-	got := textOf(t, append(records, rec("out", "B", ""))...)
-	if n := strings.Count(got, "e\n"); n != 3000 || !strings.HasPrefix(got, "A\ne") || !strings.HasSuffix(got, "e\nB\n") {
-		t.Errorf("%d of 3000 lines; begins %.10q, ends %q", n, got, got[len(got)-10:])
-	}
-}
-
 func TestFollow(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(nil)
@@ -313,13 +262,13 @@ func TestFollow(t *testing.T) {
 		}
 		job := e.submit(nil)
 		all := follow(job.ID, "") // waits while pending
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		j := a.start()
 		a.ship(j, 0, 2, lines(0, 2)).want(t, 200, "")
 		tail := follow(job.ID, "&from=3&attempt=1")
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		a.complete(j, protocol.Succeeded, 4).want(t, 200, "")
-		time.Sleep(time.Hour) // over, and its log incomplete: it waits for the rest
+		pass(time.Hour) // over, and its log incomplete: it waits for the rest
 		a.ship(j, 2, 2, lines(2, 2)).want(t, 200, "")
 		r := (<-all).want(t, 200, "")
 		if string(r.body) != "n=0\nn=1\nn=2\nn=3\n" || r.took < 70*time.Minute {
@@ -338,7 +287,7 @@ func TestFollow(t *testing.T) {
 		lost := a.start()
 		a.ship(lost, 0, 1, lines(0, 1)).want(t, 200, "")
 		lostLog := follow(lost.ID, "")
-		time.Sleep(15 * time.Second)
+		pass(15 * time.Second)
 		if r := (<-lostLog).want(t, 200, ""); string(r.body) != "n=0\n" || r.took > 13*time.Second {
 			t.Errorf("lost: %q after %v; want n=0 when the reaper came", r.body, r.took)
 		}
@@ -359,7 +308,7 @@ func TestFollowSkipsOffersThatCameToNothing(t *testing.T) {
 		synctest.Wait()
 		a.on(a.lease(), "release", nil).want(t, 200, "")
 		a.lease()
-		time.Sleep(20 * time.Second) // lapses
+		pass(20 * time.Second) // lapses
 		j := a.start()
 		a.ship(j, 0, 1, lines(0, 1)).want(t, 200, "")
 		a.complete(j, protocol.Succeeded, 1).want(t, 200, "")
@@ -397,7 +346,7 @@ func TestFollowFlushesAndEndsAtShutdown(t *testing.T) {
 			t.Fatalf("head %q", head)
 		}
 		for i := range 3 {
-			time.Sleep(9 * time.Second)
+			pass(9 * time.Second)
 			a.on(j, "heartbeat", nil).want(t, 200, "")
 			a.ship(j, int64(i), 1, lines(i, 1)).want(t, 200, "")
 			synctest.Wait()

@@ -52,7 +52,7 @@ func TestPollWakesForAJob(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(nil)
 		answer := later(func() reply { return a.poll("wait=30&type=load&type=extract") })
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		job := e.submit(map[string]any{"payload": map[string]any{"n": 1}, "env": map[string]string{"K": "V"}, "timeoutMs": 5000, "exclusive": true})
 		r := (<-answer).want(t, 200, "")
 		if r.took != 10*time.Second {
@@ -94,7 +94,7 @@ func TestSamePollIDGetsTheSameOffer(t *testing.T) {
 func TestOfferLapsesWithoutUsingAnAttempt(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(nil)
-		time.Sleep(time.Minute) // the reaper is past its first wait
+		pass(time.Minute) // the reaper is past its first wait
 		job := e.submit(map[string]any{"maxAttempts": 1})
 		first := a.lease()
 		second := into[protocol.Job](t, a.poll("wait=30&type=extract").want(t, 200, ""))
@@ -135,7 +135,7 @@ func TestPollsEndWith204AtShutdown(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(nil)
 		answer := later(func() reply { return a.poll("wait=50&type=extract") })
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		e.stop()
 		if r := (<-answer).want(t, 204, ""); r.took != 3*time.Second {
 			t.Errorf("ended after %v; want 3s", r.took)
@@ -252,7 +252,7 @@ func TestRelinkRelabelsAHeldPoll(t *testing.T) {
 		a := e.agent(nil)
 		job := e.submit(map[string]any{"labels": map[string]string{"gpu": "1"}})
 		answer := later(func() reply { return a.poll("wait=30&type=extract") })
-		time.Sleep(5 * time.Second)
+		pass(5 * time.Second)
 		a.sendLink("", map[string]any{"start": false, "labels": map[string]string{"gpu": "1"}}).want(t, 200, "")
 		r := (<-answer).want(t, 200, "")
 		if got := into[protocol.Job](t, r); got.ID != job.ID || r.took != 5*time.Second {
@@ -306,7 +306,7 @@ func TestResyncMakesPollsLook(t *testing.T) {
 		e.mem.deaf = true
 		e.mem.mu.Unlock()
 		e.submit(nil)
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		e.srv.onEvent(store.Event{Kind: store.EventResync})
 		if r := (<-answer).want(t, 200, ""); r.took < 3*time.Second || r.took > 4*time.Second {
 			t.Errorf("answered after %v; want just after 3s", r.took)

@@ -48,7 +48,7 @@ func TestQueryThereAndBack(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(lookups)
 		held := later(func() reply { return a.activate(t.Context(), nil) })
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		asked := e.ask(5 * time.Second)
 		r := (<-held).want(t, 200, "")
 		if r.took != 10*time.Second {
@@ -127,7 +127,7 @@ func TestAskersErrors(t *testing.T) {
 		}
 		synctest.Wait()
 		(<-e.ask(5 * time.Second)).want(t, 429, protocol.CodeBusy)
-		time.Sleep(6 * time.Second)
+		pass(6 * time.Second)
 		if got := e.srv.queries.Sizes(); got.Queries != 0 || got.Waiting != 0 {
 			t.Errorf("left behind: %+v", got)
 		}
@@ -192,11 +192,11 @@ func TestAnActivationThatBreaksOffLosesNoQuery(t *testing.T) {
 		a := e.agent(lookups)
 		ctx, breakOff := context.WithCancel(t.Context())
 		held := later(func() reply { return a.activate(ctx, nil) })
-		time.Sleep(time.Second)
+		pass(time.Second)
 		breakOff()
 		<-held
 		asked := e.ask(50 * time.Second)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		q := a.leaseQuery()
 		a.answer(q, map[string]any{"page": map[string]any{"items": []int{}, "next": ""}}).want(t, 204, "")
 		(<-asked).want(t, 200, "")
@@ -207,7 +207,7 @@ func TestARevokedAgentsActivationEndsAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(lookups)
 		held := later(func() reply { return a.activate(t.Context(), nil) })
-		time.Sleep(time.Second)
+		pass(time.Second)
 		e.admin("POST", "agents/"+a.id+"/revoke", nil).want(t, 200, "")
 		if r := (<-held).want(t, 403, protocol.CodeRevoked); r.took != time.Second {
 			t.Errorf("ended after %v, want at once", r.took)

@@ -89,9 +89,7 @@ func TestWakesAreFastOnTheEmbeddedStore(t *testing.T) {
 			answered <- time.Now()
 			return r
 		})
-		for e.srv.holds.count() == 0 {
-			time.Sleep(100 * time.Microsecond) // until the poll is held: nothing else says so from outside
-		}
+		until(t, "a hold", func() bool { return e.srv.holds.count() > 0 })
 		started := time.Now()
 		e.submit(nil)
 		j := into[protocol.Job](t, (<-ready).want(t, 200, ""))
@@ -102,9 +100,7 @@ func TestWakesAreFastOnTheEmbeddedStore(t *testing.T) {
 			answered <- time.Now()
 			return r
 		})
-		for e.srv.holds.count() == 0 {
-			time.Sleep(100 * time.Microsecond) // as above
-		}
+		until(t, "a hold", func() bool { return e.srv.holds.count() > 0 })
 		started = time.Now()
 		e.admin("POST", "jobs/"+j.ID+"/cancel", nil).want(t, 202, "")
 		if hb := into[protocol.Heartbeat](t, (<-beat).want(t, 200, "")); hb.Cancel == nil {

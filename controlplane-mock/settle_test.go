@@ -45,10 +45,10 @@ func TestCompletionSaysEverything(t *testing.T) {
 func TestCompletionOfWhatTheReaperEnded(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(nil)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		job := e.submit(nil)
 		j := a.start()
-		time.Sleep(15 * time.Second)
+		pass(15 * time.Second)
 		b := e.agent(nil)
 		second := b.start()
 		if second.ID != j.ID || second.Attempt != 2 {
