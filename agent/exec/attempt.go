@@ -60,15 +60,18 @@ func (a *attempt) run(ctx context.Context) Result {
 		}
 		return res
 	}
-	if cause := context.Cause(ctx); cause != nil {
+	endedBefore := func(cause error) Result {
 		res := Result{
 			Outcome: protocol.Cancelled, NotStarted: true, Error: "ended before it started: " + cause.Error(),
-			Cause: cause, StartedAt: begin, FinishedAt: begin,
+			Cause: cause, StartedAt: begin, FinishedAt: time.Now(),
 		}
 		if a.spec.Exited != nil {
 			a.spec.Exited(res)
 		}
 		return res
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		return endedBefore(cause)
 	}
 	name := uniqueName(a.spec.JobID, a.spec.Attempt)
 	a.r.setLive(name, true)
@@ -88,6 +91,8 @@ func (a *attempt) run(ctx context.Context) Result {
 
 	var res Result
 	switch {
+	case startErr != nil && a.cause != nil:
+		res = endedBefore(a.cause)
 	case startErr != nil:
 		res = notStarted(exitNotExecutable, startErr)
 	case a.failed != nil:

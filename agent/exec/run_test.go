@@ -121,8 +121,8 @@ func TestEndedBeforeItStarted(t *testing.T) {
 			}
 			close(ready)
 			got := tr.wait()
-			if !got.NotStarted || !strings.Contains(got.Error, "lease lost") {
-				t.Errorf("got %+v, want not started, and the cause", got)
+			if !got.NotStarted || got.Outcome != protocol.Cancelled || !errors.Is(got.Cause, cause) || !strings.Contains(got.Error, "lease lost") {
+				t.Errorf("got %+v, want cancelled, not started, and the cause", got)
 			}
 			if _, err := os.Stat(mark); err == nil {
 				t.Error("the command ran")

@@ -50,8 +50,8 @@ func (a *attempt) supervise(ctx context.Context) error {
 			return err
 		}
 	}
-	if cause := context.Cause(ctx); cause != nil {
-		return cause
+	if a.cause = context.Cause(ctx); a.cause != nil {
+		return a.cause
 	}
 	a.send(order{Start: a.startOrder()})
 	reports := make(chan report)
