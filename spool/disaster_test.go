@@ -186,8 +186,8 @@ func TestDisasters(t *testing.T) {
 		{name: "index length 0xffffffff", corrupt: func(t *testing.T, dir string) {
 			overwrite(t, epochPath(dir, 0, indexName), 8, 0xff, 0xff, 0xff, 0xff)
 		}},
-		{name: "table and manifest gone", corrupt: func(t *testing.T, dir string) {
-			for _, n := range []string{"000001.sst", "MANIFEST", "KEYREGISTRY"} {
+		{name: "manifest gone", corrupt: func(t *testing.T, dir string) {
+			for _, n := range []string{"MANIFEST", "KEYREGISTRY"} {
 				must(t, os.Remove(epochPath(dir, 0, n)))
 			}
 		}},

@@ -97,6 +97,7 @@ func (f *filler) free() {
 
 // TestC7DiskFullBySomebodyElse: the disk fills while we spill, stays full, is freed.
 func TestC7DiskFullBySomebodyElse(t *testing.T) {
+	t.Parallel()
 	greedy := os.Getenv(greedyEnv) != ""
 	if !greedy {
 		// A filler that takes what becomes free at once may make us leave a database open for good,
@@ -166,6 +167,7 @@ func TestC7DiskFullBySomebodyElse(t *testing.T) {
 
 // TestC7DiskFullByUs: a disk smaller than the cap is filled by the spool alone, drained, filled again.
 func TestC7DiskFullByUs(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []string{"tmpfs", "ext4"} {
 		t.Run(kind, func(t *testing.T) {
 			disk := mounted(t, kind, 64)
@@ -210,6 +212,7 @@ func TestC7DiskFullByUs(t *testing.T) {
 
 // TestC8FirstStartOnAFullDisk: not even the directories can be made.
 func TestC8FirstStartOnAFullDisk(t *testing.T) {
+	t.Parallel()
 	disk := mounted(t, "ext4", 32)
 	f := fillDisk(t, disk, false)
 	r := start(t, Config{Dir: filepath.Join(disk, "spool"), MaxSize: 64 << 20})
@@ -226,7 +229,7 @@ func TestC8FirstStartOnAFullDisk(t *testing.T) {
 // TestC9UseStaysBelowTheCap pushes many times the cap through.
 func TestC9UseStaysBelowTheCap(t *testing.T) {
 	t.Parallel()
-	total := int64(400 << 20)
+	total := int64(200 << 20)
 	if os.Getenv("AGENTD_SOAK") != "" {
 		total = 20 << 30
 	}
