@@ -12,6 +12,10 @@ func TestMain(m *testing.M) {
 		crashChild()
 		return
 	}
+	if os.Getenv(scaleEnv) != "" {
+		scaleChild()
+		return
+	}
 	if os.Getenv(greedyEnv) != "" {
 		os.Exit(m.Run())
 	}
