@@ -12,8 +12,9 @@ const (
 	// groupEnough: with so much, waiting for more gains nothing. Single 64 KiB commits ran at
 	// 16 MB/s where eight together ran at 115.
 	groupEnough = 512 << 10
-	// groupMax bounds a transaction; a single larger batch is one of its own.
-	groupMax = 1 << 20
+	// groupMax bounds a transaction; a single larger batch is one of its own. Four batches of the
+	// usual 256 KiB, with their headers, are to go together.
+	groupMax = 1<<20 + 64<<10
 )
 
 // request is one Append on its way to the writer. Nothing in it is still the caller's.
