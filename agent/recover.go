@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -10,10 +11,14 @@ import (
 	"agentd/agent/exec"
 	"agentd/agent/journal"
 	"agentd/agent/protocol"
+	"agentd/leasekeeper"
 )
 
 // sweepTimeout bounds the search for what an earlier process left, so that polling begins within 5 s of a start.
 const sweepTimeout = 3 * time.Second
+
+// defaultTTL stands in for a link that names none: the protocol's default.
+const defaultTTL = 10 * time.Second
 
 // sweep ends what is left of the attempts of an earlier process of this agent. Before the first poll:
 // the next attempt of the same job may come to us.
@@ -57,6 +62,8 @@ func (a *Agent) settleLeft(ctx context.Context, left []journal.Entry) {
 	}
 }
 
+// settleEntry reports one outcome. While the report of a job that had ended waits, its lease is kept, if it
+// still lives: a reaped one would be run again.
 func (a *Agent) settleEntry(ctx context.Context, e journal.Entry, recovered int64) {
 	if e.Completion == nil && e.Proc.PID == 0 && e.StartedAt.IsZero() {
 		// It was accepted and never ran: another agent may as well begin.
@@ -65,8 +72,8 @@ func (a *Agent) settleEntry(ctx context.Context, e journal.Entry, recovered int6
 		a.forget(e.JobID, e.Attempt)
 		return
 	}
-	c := e.Completion
-	if c == nil {
+	c, ended := e.Completion, e.Completion != nil
+	if !ended {
 		why := "the agent died (killed, out of memory, or crashed) while the job ran"
 		if e.BootID != a.bootID {
 			why = "the host rebooted while the job ran"
@@ -84,5 +91,32 @@ func (a *Agent) settleEntry(ctx context.Context, e journal.Entry, recovered int6
 	}
 	a.log.Info("outcome of an earlier process was found", zap.String("job", e.JobID), zap.Int64("attempt", e.Attempt),
 		zap.String("outcome", string(c.Outcome)), zap.Int64("records", c.LogRecords))
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, settled := context.WithCancel(ctx)
+	defer settled()
+	if ended {
+		wg.Go(func() { a.keepLeft(ctx, e) })
+	}
 	a.settle(ctx, e.JobID, *c)
+}
+
+// keepLeft keeps the lease of an attempt that ended under an earlier process, until ctx ends or it is lost.
+func (a *Agent) keepLeft(ctx context.Context, e journal.Entry) {
+	a.link.mu.Lock()
+	ttl := a.link.last.LeaseTTL.Duration()
+	a.link.mu.Unlock()
+	loop := "lease " + key(e.JobID, e.Attempt)
+	defer a.pulse.end(loop)
+	keeper, err := leasekeeper.New(leasekeeper.Config{
+		Ref: e.Ref(), TTL: cmp.Or(ttl, defaultTTL), Sender: a.plane, Clock: a.clock, Logger: a.log,
+		Alive: func(within time.Duration) { a.pulse.beat(loop, within) },
+	})
+	if err == nil {
+		keeper.Reporting()
+		err = keeper.Run(ctx, func(ctx context.Context) { <-ctx.Done() })
+	}
+	if err != nil && ctx.Err() == nil {
+		a.log.Info("lease of an earlier attempt is gone, its outcome is reported all the same", zap.String("job", e.JobID), zap.Error(err))
+	}
 }

@@ -221,3 +221,33 @@ func TestWhatAnEarlierProcessLeft(t *testing.T) {
 		w.end(t)
 	})
 }
+
+// While the report of a job that ended before a crash waits, its lease is kept.
+func TestLeaseIsKeptForAnOutcomeOfAnEarlierProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{})
+		w.Handle("t", takes(0))
+		w.plane.attempt["ended"], w.plane.attempt["cut"] = 1, 1
+		w.journal.entries = []journal.Entry{
+			{JobID: "ended", Attempt: 1, LeaseToken: "t", BootID: "boot-1", Completion: &protocol.Completion{Attempt: 1, Outcome: protocol.Succeeded}},
+			{JobID: "cut", Attempt: 1, LeaseToken: "t", BootID: "boot-1", StartedAt: time.Now(), Proc: journal.Proc{PID: 4711}},
+		}
+		w.plane.complete = func(int) error { return errAway }
+		w.begin(t)
+		wait(time.Minute)
+		w.plane.mu.Lock()
+		ended, cut := w.plane.accepted["ended/1"], w.plane.accepted["cut/1"]
+		w.plane.complete = nil
+		w.plane.mu.Unlock()
+		if ended < 15 || cut != 0 {
+			t.Errorf("%d heartbeats for the job that ended, %d for the one that was cut; want about 20 and none", ended, cut)
+		}
+		wait(time.Minute)
+		for id, want := range map[string]protocol.Outcome{"ended": protocol.Succeeded, "cut": protocol.Lost} {
+			if c := w.plane.outcome(t, id); c.Outcome != want {
+				t.Errorf("%s: %s, want %s", id, c.Outcome, want)
+			}
+		}
+		w.end(t)
+	})
+}

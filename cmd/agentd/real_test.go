@@ -44,7 +44,7 @@ func newHost(t *testing.T, more string) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cp, err := controlplane.New(controlplane.Config{Store: st, AdminToken: controlplane.SumOf(adminToken)})
+	cp, err := controlplane.New(controlplane.Config{Store: st, AdminToken: controlplane.SumOf(adminToken), LeaseTTL: 30 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
