@@ -26,6 +26,8 @@ type Agent struct {
 	hurry chan struct{} // closed by Hurry
 	once  sync.Once     // guards the closing of hurry
 	link  linkState
+	// queries is what HandleQuery was told; it doesn't change once Run was called.
+	queries []Queries
 
 	mu       sync.Mutex
 	changed  chan struct{}      // guarded by mu: closed and renewed when anything below changed

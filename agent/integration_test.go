@@ -201,13 +201,16 @@ func (s *server) config(t *testing.T, maxJobs int) Config {
 	}
 }
 
-func startAgent(t *testing.T, cfg Config) *running {
+func startAgent(t *testing.T, cfg Config, prepare ...func(*Agent)) *running {
 	t.Helper()
 	a, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	a.Handle("shell", Shell{})
+	for _, f := range prepare {
+		f(a)
+	}
 	r := &running{Agent: a, ended: make(chan struct{})}
 	var ctx context.Context
 	ctx, r.stop = context.WithCancel(context.Background())

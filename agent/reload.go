@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"maps"
+	"slices"
 
 	"go.uber.org/zap"
 
@@ -36,5 +37,8 @@ func (a *Agent) Reload(r Reloaded) error {
 func (a *Agent) info() identity.Info {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return identity.Info{Name: a.cfg.Name, Labels: maps.Clone(a.labels), Types: a.typesLocked(), Version: a.cfg.Version}
+	types, connectors := a.announcedQueries()
+	types = append(a.typesLocked(), types...)
+	slices.Sort(types) // a type may be both a job's and a query's
+	return identity.Info{Name: a.cfg.Name, Labels: maps.Clone(a.labels), Types: slices.Compact(types), Connectors: connectors, Version: a.cfg.Version}
 }

@@ -42,6 +42,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	parts.Go(func() { fail("logs", a.logs.Run(rest)) })
 	jobs.Go(func() { a.settleLeft(deliver, left) })
 	jobs.Go(func() { a.poll(take, work, deliver) })
+	jobs.Go(func() { fail("queries", a.answerQueries(take, work)) })
 
 	<-take.Done()
 	a.update(func() { a.stopping = true })

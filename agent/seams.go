@@ -9,6 +9,7 @@ import (
 	"agentd/agent/identity"
 	"agentd/agent/journal"
 	"agentd/agent/protocol"
+	"agentd/agent/query"
 	"agentd/leasekeeper"
 	"agentd/shipper"
 )
@@ -31,6 +32,7 @@ type plane interface {
 	NextJob(ctx context.Context, r protocol.PollRequest) (*protocol.Job, error)
 	Complete(ctx context.Context, jobID string, c protocol.Completion) error // repeating it is harmless
 	Release(ctx context.Context, jobID string, r protocol.Release) error     // repeating it is harmless
+	query.Client
 }
 
 // ident is the agent's identity. identity.Identity is one.

@@ -235,3 +235,16 @@ func wipe(page protocol.Page) {
 		clear(item)
 	}
 }
+
+// Within gives h at most d for a query, whatever the asker's patience.
+func Within(d time.Duration, h Handler) Handler {
+	return func(ctx context.Context, q protocol.Query) (protocol.Page, error) {
+		ctx, cancel := context.WithTimeout(ctx, d)
+		defer cancel()
+		page, err := h(ctx, q)
+		if err != nil && ctx.Err() != nil {
+			err = &Failure{Code: CodeTimeout}
+		}
+		return page, err
+	}
+}

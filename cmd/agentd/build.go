@@ -10,6 +10,7 @@ import (
 	"agentd/agent"
 	"agentd/agent/exec"
 	"agentd/agent/identity"
+	"agentd/agent/query"
 	"agentd/internal/version"
 )
 
@@ -63,3 +64,24 @@ func handlersOf(s settings) map[string]agent.Handler {
 	}
 	return handlers
 }
+
+// queriesOf makes the connectors that the config lists.
+func queriesOf(s settings, log *zap.Logger) []agent.Queries {
+	var out []agent.Queries
+	for _, q := range s.Queries {
+		cmd := &query.Command{Argv: q.Command, Env: connectorEnv}
+		made := agent.Queries{Type: q.Type, Connectors: q.Connectors, Concurrency: q.Concurrency, Handler: cmd.Once}
+		if q.Persistent {
+			pool := query.NewPool(cmd, q.Concurrency, log)
+			made.Handler, made.Close = pool.Answer, pool.Close
+		}
+		if q.Timeout > 0 {
+			made.Handler = query.Within(q.Timeout, made.Handler)
+		}
+		out = append(out, made)
+	}
+	return out
+}
+
+// connectorEnv is the whole environment of a connector: what it needs beyond that, its command can set (env KEY=VALUE …).
+var connectorEnv = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"}

@@ -78,7 +78,7 @@ func TestWholeConfig(t *testing.T) {
 		{Type: "extract", Command: []string{"/opt/etl/extract", "--json"}, Timeout: time.Hour, Grace: 10 * time.Second, Limits: exec.Limits{Memory: 2 << 30, CPUs: 1.5}},
 		{Type: "shell"},
 	}
-	want.Queries = []query{{Type: "io.atlas.entra", Connectors: []string{"ucc_entra"}, Command: []string{"/opt/etl/lookup"}, Persistent: true, Concurrency: 4}}
+	want.Queries = []querySettings{{Type: "io.atlas.entra", Connectors: []string{"ucc_entra"}, Command: []string{"/opt/etl/lookup"}, Persistent: true, Concurrency: 4}}
 	want.Logs.Durability = "strict"
 	if !reflect.DeepEqual(s, want) {
 		t.Errorf("got  %+v\nwant %+v", s, want)

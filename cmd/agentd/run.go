@@ -71,8 +71,10 @@ func (d *daemon) run(ctx context.Context, s settings) error {
 	for typ, h := range handlersOf(s) {
 		d.agent.Handle(typ, h)
 	}
-	if len(s.Queries) > 0 {
-		d.log.Warn("queries are configured, and this version doesn't answer them")
+	for _, q := range queriesOf(s, d.log) {
+		if err := d.agent.HandleQuery(q); err != nil {
+			return err
+		}
 	}
 	metrics, err := metricsHandler(d.agent)
 	if err != nil {

@@ -32,7 +32,7 @@ type settings struct {
 	Labels     map[string]string
 	Drain      agent.Drain
 	Handlers   []handler
-	Queries    []query
+	Queries    []querySettings
 	Logs       agent.Logs
 	TLS        identity.TLSFiles
 	Metrics    string // address to listen on; "" = no port
@@ -51,8 +51,8 @@ type handler struct {
 	Keep    bool
 }
 
-// query is one query type and the command that answers it.
-type query struct {
+// querySettings is one query type and the command that answers it.
+type querySettings struct {
 	Type        string
 	Connectors  []string
 	Command     []string
@@ -165,8 +165,8 @@ func (r *reader) handler(path string, n ast.Node) handler {
 	return h
 }
 
-func (r *reader) query(path string, n ast.Node) query {
-	q := query{Concurrency: 4}
+func (r *reader) query(path string, n ast.Node) querySettings {
+	q := querySettings{Concurrency: 4}
 	r.object(path, n, map[string]field{
 		"type": r.word(&q.Type), "connectors": r.words(&q.Connectors), "command": r.words(&q.Command),
 		"persistent": into(r, &q.Persistent, parseBool), "concurrency": into(r, &q.Concurrency, intWithin(1, 1000)),
