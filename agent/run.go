@@ -42,7 +42,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	parts.Go(func() { fail("logs", a.logs.Run(rest)) })
 	jobs.Go(func() { a.settleLeft(deliver, left) })
 	jobs.Go(func() { a.poll(take, work, deliver) })
-	jobs.Go(func() { fail("queries", a.answerQueries(take, work)) })
+	jobs.Go(func() {
+		if err := a.answerQueries(take, work); err != nil { // it ends at once where there are none
+			fail("queries", err)
+		}
+	})
 
 	<-take.Done()
 	a.update(func() { a.stopping = true })
