@@ -78,6 +78,12 @@ func (m *memSpool) Append(_ context.Context, batches ...spool.Batch) error {
 	return nil
 }
 
+func (m *memSpool) count() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.appends
+}
+
 func (m *memSpool) SetMeta(key string, meta []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -35,8 +35,8 @@ func TestHealthyRunWritesNothingToTheSpool(t *testing.T) {
 		}
 		l.Close()
 		r.flush()
-		if m.appends != 0 {
-			t.Errorf("%d appends, want 0", m.appends)
+		if m.count() != 0 {
+			t.Errorf("%d appends, want 0", m.count())
 		}
 	})
 }
@@ -51,8 +51,8 @@ func TestOldestBatchSpillsAfterTwoSeconds(t *testing.T) {
 		l := r.open("a")
 		r.print(l, protocol.Stdout, numbered(1, 10))
 		time.Sleep(spillAge - 10*time.Millisecond)
-		if m.appends != 0 {
-			t.Errorf("%d appends before two seconds, want 0", m.appends)
+		if m.count() != 0 {
+			t.Errorf("%d appends before two seconds, want 0", m.count())
 		}
 		time.Sleep(spillTick + 20*time.Millisecond)
 		if st := r.Stats(); st.Spool != 10 || st.Memory != 0 || st.MemoryUsed != 0 {
