@@ -101,11 +101,16 @@ func (c *cli) load(flags *pflag.FlagSet) (settings, error) {
 	return s, nil
 }
 
-// quote writes text so that YAML reads the same text back.
+// quote writes text so that YAML reads the same text back: only what can't be taken for anything else goes without quotes.
 func quote(s string) string {
-	if _, err := strconv.ParseFloat(s, 64); err == nil || s == "true" || s == "false" || s == "null" ||
-		s == "" || strings.ContainsAny(s, ":#{}[],&*!|>'\"%@`\n ") {
-		return strconv.Quote(s)
+	plain := strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./") == ""
+	first := strings.IndexFunc(s, func(c rune) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '/' })
+	switch strings.ToLower(s) {
+	case "true", "false", "null", "yes", "no", "on", "off", "y", "n":
+		plain = false
 	}
-	return s
+	if plain && first == 0 {
+		return s
+	}
+	return strconv.Quote(s)
 }
