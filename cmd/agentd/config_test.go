@@ -211,7 +211,7 @@ func TestSizes(t *testing.T) {
 
 // Whatever stands in the file: no panic, and either settings that print and read back, or faults.
 func FuzzConfig(f *testing.F) {
-	for _, seed := range []string{whole, "", "server: x", "a: &x 1\nb: *x", "? [a]\n: b", "handlers:\n- type: [a]", "- 1", "labels: {1: 2, true: null}", "<<: {a: b}", "server: |\n  http://127.0.0.1:1\n", "logs:\n  spool:\n", "\xff", "a: 1\n---\nb: 2"} {
+	for _, seed := range []string{whole, "", "server: x", "a: &x 1\nb: *x", "? [a]\n: b", "handlers:\n- type: [a]", "- 1", "labels: {1: 2, true: null}", "<<: {a: b}", "server: |\n  http://127.0.0.1:1\n", "logs:\n  spool:\n", "\xff", "a: 1\n---\nb: 2", "server: http://127.0.0.1:1\nlabels: {a: '\t', b: '-', c: .5, d: yes}\n"} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
