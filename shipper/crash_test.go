@@ -128,7 +128,7 @@ type job struct {
 	consumed [2][]byte // what left its pipes
 }
 
-func TestCrashMatrix(t *testing.T) {
+func TestC1C6CrashMatrix(t *testing.T) {
 	rounds := 50
 	if soak() {
 		rounds = 200

@@ -131,6 +131,10 @@ func grow(dst []byte, n int) []byte {
 
 // decode undoes frame. It believes no length: what doesn't end within maxDecoded is an error.
 func decode(data []byte, encoding uint8) ([]byte, error) {
+	return decodeUpTo(data, encoding, maxDecoded)
+}
+
+func decodeUpTo(data []byte, encoding uint8, most int64) ([]byte, error) {
 	var r io.Reader
 	switch encoding {
 	case encIdentity:
@@ -144,7 +148,7 @@ func decode(data []byte, encoding uint8) ([]byte, error) {
 		}
 		r = g
 	case encZstd:
-		z, err := zstd.NewReader(bytes.NewReader(data), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxMemory(2*maxDecoded))
+		z, err := zstd.NewReader(bytes.NewReader(data), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxMemory(uint64(2*most)))
 		if err != nil {
 			return nil, fmt.Errorf("shipper: decode zstd: %w", err)
 		}
@@ -154,12 +158,12 @@ func decode(data []byte, encoding uint8) ([]byte, error) {
 		return nil, fmt.Errorf("shipper: decode: no such encoding: %d", encoding)
 	}
 	var out bytes.Buffer
-	n, err := out.ReadFrom(io.LimitReader(r, maxDecoded+1))
+	n, err := out.ReadFrom(io.LimitReader(r, most+1))
 	if err != nil {
 		return nil, fmt.Errorf("shipper: decode %s: %w", EncodingName(encoding), err)
 	}
-	if n > maxDecoded {
-		return nil, fmt.Errorf("shipper: decode %s: more than %d bytes", EncodingName(encoding), maxDecoded)
+	if n > most {
+		return nil, fmt.Errorf("shipper: decode %s: more than %d bytes", EncodingName(encoding), most)
 	}
 	return out.Bytes(), nil
 }

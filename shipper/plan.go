@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"agentd/agent/protocol"
-	"agentd/shipper/internal/queue"
 	"agentd/spool"
 )
 
@@ -293,8 +292,3 @@ func recordNumbers(line []byte) int64 {
 	}
 	return r.Numbers()
 }
-
-// memory is what fetch needs of the queue.
-var _ interface {
-	Find(n int64) (queue.Batch, [][]byte, bool)
-} = (*queue.Attempt)(nil)

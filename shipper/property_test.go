@@ -27,7 +27,7 @@ type mortalSender struct {
 // The oracle holds whatever happens: random output on both streams, random answers of the server,
 // a spool that comes and goes, kills and restarts. At the end every attempt's log is dense, in order
 // and byte-exact, and the invariant's sum is right all the way.
-func TestPropertyNothingLostNothingTwice(t *testing.T) {
+func TestInvariants1To3NothingLostNothingTwice(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		seed := rapid.Uint64().Draw(rt, "seed")
 		steps := rapid.SliceOfN(rapid.IntRange(0, 9), 5, 40).Draw(rt, "steps")

@@ -97,7 +97,7 @@ func (v *server) store(ref protocol.AttemptRef, b protocol.LogBody, data []byte)
 	if !ok {
 		return protocol.Next{}, answer(415, protocol.CodeInvalid)
 	}
-	text, err := decode(data, id)
+	text, err := decodeUpTo(data, id, 32<<20) // the protocol's limit
 	if err != nil {
 		v.broken = append(v.broken, err.Error())
 		return protocol.Next{}, answer(400, protocol.CodeCorrupt)

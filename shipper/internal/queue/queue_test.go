@@ -226,7 +226,7 @@ func TestSecondProcessIsRefused(t *testing.T) {
 }
 
 // Every row damages a queue; it opens all the same, and what is not damaged is there.
-func TestDamagedQueue(t *testing.T) {
+func TestC2C4DamagedQueue(t *testing.T) {
 	over := func(at int, p ...byte) func([]byte) []byte {
 		return func(b []byte) []byte { copy(b[at:], p); return b }
 	}
@@ -364,7 +364,7 @@ func TestC3FlippedBytes(t *testing.T) {
 	}
 }
 
-func TestFairShare(t *testing.T) {
+func TestInvariant6FairShare(t *testing.T) {
 	q, _, err := Open(filepath.Join(t.TempDir(), "queue"), Options{Size: 4 << 20, Reserve: 64 << 10})
 	if err != nil {
 		t.Fatal(err)
