@@ -28,8 +28,12 @@ demo: build ## Watch three real jobs run under leases with their logs arriving, 
 	CGO_ENABLED=0 $(GO) test -c -o bin/demo-tests/ ./agent/protocol ./leasekeeper ./internal/tree
 	bin/demo --bin bin
 
+.PHONY: setup
+setup: ## Install what the tests use beside Go (Debian packages by name, as root)
+	test/setup.sh
+
 .PHONY: test
-test: lint unit fuzz ## Everything a change must pass: lint, unit and integration tests, short fuzzing
+test: setup lint unit fuzz ## Everything a change must pass: lint, unit and integration tests, short fuzzing
 
 .PHONY: unit
 unit: build ## Unit and integration tests with the race detector, in random order (PKG=./spool/... for some)

@@ -10,11 +10,12 @@ import (
 	"syscall"
 
 	"agentd/controlplane-mock/store"
+	"agentd/controlplane-mock/store/postgres"
 	"agentd/controlplane-mock/store/redka"
 )
 
 // openStore opens what --store names, and settles where the admin token is when nothing says so.
-func openStore(_ context.Context, o *serveOptions) (store.Store, error) {
+func openStore(ctx context.Context, o *serveOptions) (store.Store, error) {
 	kind, rest, ok := strings.Cut(o.store, ":")
 	switch {
 	case o.store == "":
@@ -29,7 +30,15 @@ func openStore(_ context.Context, o *serveOptions) (store.Store, error) {
 		}
 		return st, nil
 	case ok && (kind == "postgres" || kind == "postgresql"):
-		return nil, &exitError{exitConfig, errors.New("--store postgres://…: this build has no PostgreSQL store; use redka:DIR")}
+		if o.tokenFile == "" {
+			return nil, usage("--admin-token-file is required with a PostgreSQL store: all its servers must know the same token")
+		}
+		st, err := postgres.Open(ctx, o.store)
+		if err != nil {
+			// The URL may hold a password: it isn't repeated.
+			return nil, fmt.Errorf("--store postgres://…: %w", err)
+		}
+		return st, nil
 	}
 	// The value may hold a password: it isn't repeated.
 	return nil, usage("--store: want redka:DIR, or postgres://USER@HOST/DATABASE")
