@@ -262,7 +262,7 @@ func crashRound(t *testing.T, dir, url string, j *job, random *rand.Rand) {
 					return
 				}
 				if quiet {
-					time.Sleep(time.Duration(own.IntN(3)) * time.Millisecond) // a job that prints now and then; not a wait for anything
+					<-time.After(time.Duration(own.IntN(3)) * time.Millisecond) // a job that prints now and then
 				}
 			}
 		})
