@@ -3,8 +3,10 @@ package spool
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"math/rand/v2"
 	"sync"
@@ -50,9 +52,14 @@ func startWith(t *testing.T, cfg Config, wrap func(kv) kv) *running {
 
 // payload is what the batch that starts at first must hold.
 func payload(attempt string, first int64, size int) []byte {
-	r := rand.NewChaCha8([32]byte([]byte(fmt.Sprintf("%-16.16s%16d", attempt, first))))
-	b := make([]byte, size)
-	_, _ = r.Read(b)
+	h := fnv.New64a()
+	_, _ = fmt.Fprint(h, attempt, " ", first)
+	r := rand.NewPCG(h.Sum64(), 0)
+	b := make([]byte, 0, size+8)
+	for len(b) < size {
+		b = binary.LittleEndian.AppendUint64(b, r.Uint64())
+	}
+	b = b[:size]
 	return b
 }
 
