@@ -25,20 +25,37 @@ func (r *reader) ReadFrom(src io.Reader) (int64, error) {
 	r.log.ended[r.which].Store(false)
 	var n int64
 	var err error
-	if f, ok := src.(*os.File); ok {
-		n, err = r.fromFile(f)
-	} else {
+	switch src := src.(type) {
+	case *os.File:
+		n, _, err = r.fromFile(src, nil)
+	case guarded:
+		var more bool
+		if n, more, err = r.fromFile(src.File(), src); more {
+			var rest int64
+			rest, err = r.fromReader(src)
+			n += rest
+		}
+	default:
 		n, err = r.fromReader(src)
 	}
 	r.log.streamEnded(r.which)
 	return n, err
 }
 
-// fromFile reads a descriptor. Where it can be polled, as a pipe can, nothing is held while it waits for data.
-func (r *reader) fromFile(f *os.File) (total int64, err error) {
+// guarded is a file that may be read straight into the queue for as long as its owner allows it.
+type guarded interface {
+	io.Reader // what to read once Begin has said no
+	File() *os.File
+	Begin() bool // asked before each read of File. After a yes, End follows; nothing in between blocks
+	End(n int)
+}
+
+// fromFile reads a descriptor. Where it can be polled, as a pipe can, nothing is held while it waits for
+// data. more: g (nil = nobody to ask) doesn't allow it any longer, and the stream goes on.
+func (r *reader) fromFile(f *os.File, g guarded) (total int64, more bool, err error) {
 	conn, err := f.SyscallConn()
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	raw := r.log.q.Raw(r.which)
 	for {
@@ -46,25 +63,34 @@ func (r *reader) fromFile(f *os.File) (total int64, err error) {
 		var failed error
 		full := false
 		err := conn.Read(func(fd uintptr) bool {
+			if g != nil && !g.Begin() {
+				n, full, failed, more = 0, false, nil, true
+				return true
+			}
 			n, full, failed = readOnce(raw, int(fd)) //nolint:gosec // a descriptor
+			if g != nil {
+				g.End(n)
+			}
 			return !errors.Is(failed, unix.EAGAIN)
 		})
 		total += int64(n)
 		switch {
+		case more && err == nil:
+			return total, true, nil
 		case err != nil:
 			raw.Abort()
 			if errors.Is(err, os.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
-				return total, nil // the runner abandoned the pipe, and says so itself
+				return total, false, nil // the runner abandoned the pipe, and says so itself
 			}
-			return total, err
+			return total, false, err
 		case full:
 			if err := r.log.makeRoom(r.which); err != nil {
-				return total, err
+				return total, false, err
 			}
 		case errors.Is(failed, io.EOF):
-			return total, nil
+			return total, false, nil
 		case failed != nil:
-			return total, &os.PathError{Op: "read", Path: f.Name(), Err: failed}
+			return total, false, &os.PathError{Op: "read", Path: f.Name(), Err: failed}
 		default:
 			r.log.wasRead(n)
 		}

@@ -22,11 +22,11 @@ type Raw struct {
 	pages []rawPage // oldest first; guarded by mu
 	runs  []Run     // not used up, oldest first; guarded by mu
 	seq   int64     // of the next page; guarded by mu
-	off   int       // of the next run's header in the last page; guarded by mu
+	off   int       // of the next run's header in the last page; written by the reader only, and under mu
 	busy  bool      // a read into the last page is under way; guarded by mu
 
-	intent int   // the reader's own
-	time   int64 // the reader's own
+	into int   // the page that Space found; the reader's own
+	time int64 // of the read; the reader's own
 }
 
 type rawPage struct {
@@ -69,7 +69,7 @@ func (r *Raw) Space(remark bool) (int, error) {
 	q := r.a.q
 	if n := len(r.pages); n > 0 {
 		if room := q.lay.pageSize - r.off - runHead; room >= minRoom {
-			r.busy = true
+			r.busy, r.into = true, r.pages[n-1].page
 			return room, nil
 		}
 	}
@@ -87,16 +87,16 @@ func (r *Raw) Space(remark bool) (int, error) {
 	pageID{kind: kindRaw, gen: r.a.gen, seq: r.seq, start: total, slot: r.a.slot, stream: r.stream}.encode(b)
 	r.seq++
 	r.pages = append(r.pages, rawPage{p, total})
-	r.off, r.busy = pageHead, true
+	r.off, r.busy, r.into = pageHead, true, p
 	return q.lay.pageSize - r.off - runHead, nil
 }
 
 // Intend announces a read of n bytes at the time now and returns where to. n is at most what Space said.
 func (r *Raw) Intend(n int, now int64) []byte {
-	// Only the reader moves off or the last page while busy is set.
-	b := r.a.q.page(r.pages[len(r.pages)-1].page)
+	// Without mu: only the reader moves off, and while busy is set nobody frees the page.
+	b := r.a.q.page(r.into)
 	h := b[r.off:]
-	r.intent, r.time = n, now
+	r.time = now
 	le.PutUint32(h[4:], uint32(n)) //nolint:gosec // at most a page
 	le.PutUint64(h[8:], uint64(now))
 	at := r.off + runHead
