@@ -2,16 +2,20 @@ package stack
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"agentd/agent"
 	"agentd/controlplane-mock/adminclient"
 )
 
@@ -27,7 +31,9 @@ type Config struct {
 	Store      string   // default: redka in Dir
 	Config     string   // further YAML of the agent's config: handlers, max_jobs …
 	AgentEnv   []string
-	NoAgent    bool // the control plane alone
+	NoAgent    bool     // the control plane alone; Join brings the agent
+	Host       string   // address that the control plane listens on; default 127.0.0.1
+	AgentVia   []string // put before the agent's own command line: nsenter and its like
 }
 
 // Stack is a control plane and an agent.
@@ -59,7 +65,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 			err = errors.Join(err, s.Stop())
 		}
 	}()
-	if s.listen, err = freePort(); err != nil {
+	if s.listen, err = FreePort(cmp.Or(cfg.Host, "127.0.0.1")); err != nil {
 		return nil, err
 	}
 	s.URL = "http://" + s.listen
@@ -69,17 +75,22 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	if cfg.NoAgent {
 		return s, nil
 	}
-	config := fmt.Sprintf("server: %s\nname: stack\nstate_dir: %s\nruntime_dir: %s\n%s", s.URL, s.StateDir, s.RuntimeDir, cfg.Config)
-	if err := os.WriteFile(s.ConfigFile, []byte(config), 0o600); err != nil {
-		return nil, err
-	}
-	if err := s.link(ctx); err != nil {
-		return nil, err
-	}
-	if err := s.StartAgent(ctx); err != nil {
+	if err := s.Join(ctx, s.URL); err != nil {
 		return nil, err
 	}
 	return s, nil
+}
+
+// Join configures, links and starts the agent; url is where it finds the control plane, or what stands before it.
+func (s *Stack) Join(ctx context.Context, url string) error {
+	config := fmt.Sprintf("server: %s\nname: stack\nstate_dir: %s\nruntime_dir: %s\n%s", url, s.StateDir, s.RuntimeDir, s.cfg.Config)
+	if err := os.WriteFile(s.ConfigFile, []byte(config), 0o600); err != nil {
+		return err
+	}
+	if err := s.link(ctx); err != nil {
+		return err
+	}
+	return s.StartAgent(ctx)
 }
 
 // StartServer starts the control plane, again after a Kill too, and waits until it is ready.
@@ -117,7 +128,8 @@ func (s *Stack) link(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(s.cfg.Bin, "agentd"), "link", "--config", s.ConfigFile, "--token-file", "-")
+	argv := append(slices.Clone(s.cfg.AgentVia), filepath.Join(s.cfg.Bin, "agentd"), "link", "--config", s.ConfigFile, "--token-file", "-")
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stdin = strings.NewReader(token)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -131,10 +143,10 @@ func (s *Stack) link(ctx context.Context) error {
 
 // StartAgent starts the agent, again after a Kill too, and waits until it says that it is healthy.
 func (s *Stack) StartAgent(ctx context.Context) (err error) {
-	agentd := filepath.Join(s.cfg.Bin, "agentd")
-	if s.Agent, err = StartProcess("the agent", filepath.Join(s.cfg.Dir, "agentd.log"), s.cfg.AgentEnv, agentd, "run", "--config", s.ConfigFile); err != nil {
+	if err := s.LaunchAgent(); err != nil {
 		return err
 	}
+	agentd := filepath.Join(s.cfg.Bin, "agentd")
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	err = poll(ctx, func() error {
@@ -148,6 +160,23 @@ func (s *Stack) StartAgent(ctx context.Context) (err error) {
 		return fmt.Errorf("the agent did not come online: %w\n%s", err, s.Agent.Tail())
 	}
 	return nil
+}
+
+// LaunchAgent starts the agent and waits for nothing.
+func (s *Stack) LaunchAgent() (err error) {
+	argv := append(slices.Clone(s.cfg.AgentVia), filepath.Join(s.cfg.Bin, "agentd"), "run", "--config", s.ConfigFile)
+	s.Agent, err = StartProcess("the agent", filepath.Join(s.cfg.Dir, "agentd.log"), s.cfg.AgentEnv, argv...)
+	return err
+}
+
+// Status is what `agentd status --json` says, decoded.
+func (s *Stack) Status(ctx context.Context) (st agent.Status, err error) {
+	out, err := exec.CommandContext(ctx, filepath.Join(s.cfg.Bin, "agentd"), "status", "--json", "--config", s.ConfigFile).Output()
+	if err != nil {
+		return st, fmt.Errorf("agentd status: %w", err)
+	}
+	err = json.Unmarshal(out, &st)
+	return st, err
 }
 
 // Stop ends the agent, then the control plane.
@@ -180,8 +209,9 @@ func poll(ctx context.Context, f func() error) error {
 	}
 }
 
-func freePort() (string, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+// FreePort is an address on host that nothing listens on.
+func FreePort(host string) (string, error) {
+	ln, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 	if err != nil {
 		return "", err
 	}
