@@ -33,6 +33,7 @@ type Agent struct {
 	changed  chan struct{}      // guarded by mu: closed and renewed when anything below changed
 	handlers map[string]Handler // guarded by mu
 	labels   map[string]string  // guarded by mu
+	redact   Redact             // guarded by mu
 	maxJobs  int                // guarded by mu
 	slots    int                // guarded by mu: slots taken
 	attempts map[string]*record // guarded by mu: by job/attempt, from the offer until it is settled
@@ -70,7 +71,7 @@ func key(jobID string, attempt int64) string { return fmt.Sprintf("%s/%d", jobID
 func newAgent(cfg Config, p parts) *Agent {
 	a := &Agent{
 		cfg: cfg, log: cfg.Logger, parts: p, hurry: make(chan struct{}),
-		changed: make(chan struct{}), handlers: map[string]Handler{}, labels: cfg.Labels, maxJobs: cfg.MaxJobs,
+		changed: make(chan struct{}), handlers: map[string]Handler{}, labels: cfg.Labels, redact: cfg.Redact, maxJobs: cfg.MaxJobs,
 		attempts: map[string]*record{},
 	}
 	a.link.ready = make(chan struct{})

@@ -112,7 +112,8 @@ func (a *Agent) work(ctx, deliver context.Context, r *record, h Handler, keeper 
 	}
 	a.update(func() { r.state = "running" })
 	log.Info("attempt was started")
-	res := a.handle(ctx, h, &Attempt{Job: job, Hurry: a.hurry, agent: a, log: out, keeper: keeper})
+	secrets, names := a.secretsOf()
+	res := a.handle(ctx, h, &Attempt{Job: job, Hurry: a.hurry, agent: a, log: out, keeper: keeper, secrets: secrets, secretVars: names})
 	records := out.Close()
 	over()
 

@@ -50,6 +50,7 @@ type Config struct {
 	Token      identity.TokenSource // enrolment token of the first link; nil = none
 	Drain      Drain
 	Logs       Logs
+	Redact     Redact
 	Cgroup     string   // see exec.Config
 	Environ    []string // the process's environment, of which jobs get an allow-list
 	Logger     *zap.Logger

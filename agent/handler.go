@@ -8,11 +8,15 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"sync"
 	"time"
+
+	"go.uber.org/zap"
 
 	"agentd/agent/exec"
 	"agentd/agent/journal"
 	"agentd/agent/protocol"
+	"agentd/agent/redact"
 	"agentd/leasekeeper"
 )
 
@@ -41,14 +45,16 @@ type Attempt struct {
 	Job   *protocol.Job // not to be changed
 	Hurry <-chan struct{}
 
-	agent  *Agent
-	log    jobLog
-	keeper *leasekeeper.Keeper
+	agent      *Agent
+	log        jobLog
+	keeper     *leasekeeper.Keeper
+	secrets    *redact.Set
+	secretVars []string // names of variables whose values are secrets, too
 }
 
-// Stream takes output: it reads a pipe until EOF, and blocks while there is no room for more. One
-// goroutine at a time for each stream.
-func (a *Attempt) Stream(s protocol.Stream) io.ReaderFrom { return a.log.Stream(s) }
+// Stream takes output: it reads a pipe until EOF, and blocks while there is no room for more. Secrets are replaced
+// before anything is kept. One goroutine at a time for each stream.
+func (a *Attempt) Stream(s protocol.Stream) io.ReaderFrom { return a.secrets.Filter(a.log.Stream(s)) }
 
 // Remark adds a line of the agent's own to the log.
 func (a *Attempt) Remark(text string) { a.log.Remark(text) }
@@ -69,14 +75,36 @@ func (a *Attempt) Exec(ctx context.Context, s exec.Spec) Result {
 	s.Stdout, s.Stderr = a.Stream(protocol.Stdout), a.Stream(protocol.Stderr)
 	s.Remark = a.Remark
 	s.GraceFor, s.Hurry = a.GraceFor, a.Hurry
-	s.Started = func(p exec.Proc) error {
-		return a.agent.journal.SetProc(a.Job.ID, a.Job.Attempt, journal.Proc(p), time.Now())
-	}
-	s.Exited = func(r Result) { a.agent.noteExit(a, r) }
 	for _, k := range slices.Sorted(maps.Keys(a.Job.Env)) {
 		s.Env = append(s.Env, k+"="+a.Job.Env[k])
 	}
-	return a.agent.runner.Run(ctx, s)
+	if err := a.redactEnv(s.Env); err != nil {
+		res := couldNotStart(err.Error())
+		a.agent.noteExit(a, res)
+		return res
+	}
+	var socket *redactSocket
+	var serving sync.WaitGroup
+	s.Started = func(p exec.Proc) error {
+		if err := a.agent.journal.SetProc(a.Job.ID, a.Job.Attempt, journal.Proc(p), time.Now()); err != nil {
+			return err
+		}
+		var err error
+		if socket, err = listenRedact(p, a.secrets, a.agent.log); err != nil {
+			// The job runs without: what needs it hears of it from `agentd redact`.
+			a.agent.log.Warn("job can't add secrets to its redaction", zap.String("job", a.Job.ID), zap.Error(err))
+			return nil
+		}
+		serving.Go(socket.serve)
+		return nil
+	}
+	s.Exited = func(r Result) { a.agent.noteExit(a, r) }
+	res := a.agent.runner.Run(ctx, s)
+	if socket != nil {
+		_ = socket.close() // nothing was written
+	}
+	serving.Wait()
+	return res
 }
 
 // Command is a Handler that runs a program, with the payload as JSON on its stdin.

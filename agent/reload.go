@@ -15,6 +15,7 @@ type Reloaded struct {
 	Labels   map[string]string
 	MaxJobs  int // fewer than run now: those go on
 	Handlers map[string]Handler
+	Redact   Redact // for attempts that start from then on
 }
 
 // Reload takes over r, or refuses all of it. The control plane hears of it by a re-link that follows.
@@ -26,7 +27,7 @@ func (a *Agent) Reload(r Reloaded) error {
 		return fmt.Errorf("agent: %w", err)
 	}
 	a.update(func() {
-		a.labels, a.maxJobs, a.handlers = maps.Clone(r.Labels), r.MaxJobs, maps.Clone(r.Handlers)
+		a.labels, a.maxJobs, a.handlers, a.redact = maps.Clone(r.Labels), r.MaxJobs, maps.Clone(r.Handlers), r.Redact
 	})
 	a.log.Info("settings were reloaded", zap.Int("max_jobs", r.MaxJobs), zap.Int("types", len(r.Handlers)))
 	a.ident.Announce(a.info())

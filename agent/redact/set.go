@@ -33,6 +33,8 @@ type Set struct {
 	mu      sync.Mutex
 	secrets map[string]bool // guarded by mu
 	current atomic.Pointer[matcher]
+	// straight is held for reading around each read that passes the filter by, because the set was empty.
+	straight sync.RWMutex
 }
 
 // NewSet returns a set with these secrets, and an error that joins what Add says of those it refused; the others are in.
@@ -46,8 +48,8 @@ func NewSet(secrets ...string) (*Set, error) {
 	return s, errors.Join(faults...)
 }
 
-// Add makes every stream replace secret from its next read on. Line ends around it are not part of it:
-// files and variables bring them along.
+// Add makes every stream replace secret: when it returns, what is printed from then on is filtered. Line ends
+// around the secret are not part of it: files and variables bring them along.
 func (s *Set) Add(secret string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,6 +57,9 @@ func (s *Set) Add(secret string) error {
 		return err
 	}
 	s.rebuild()
+	// A read that began when the set was empty must have ended: it could still take what is printed after this call.
+	s.straight.Lock()
+	s.straight.Unlock() //nolint:staticcheck // empty on purpose: it waits for the readers
 	return nil
 }
 

@@ -3,6 +3,7 @@ package redact
 import (
 	"errors"
 	"io"
+	"os"
 	"sync"
 	"time"
 )
@@ -14,7 +15,8 @@ const (
 	readSize = 64 << 10
 )
 
-// Filter returns a sink that reads a stream, replaces the set's secrets, and lets dst read the rest.
+// Filter returns a sink that reads a stream, replaces the set's secrets, and lets dst read the rest. While the
+// set is empty, dst may read a pipe itself: see Straight.
 func (s *Set) Filter(dst io.ReaderFrom) io.ReaderFrom { return &filter{set: s, dst: dst} }
 
 type filter struct {
@@ -31,6 +33,45 @@ type piece struct {
 // ReadFrom reads r to its end and returns how many bytes it brought. Bytes that hold a secret are in this
 // process's own memory only; what dst gets is clean.
 func (f *filter) ReadFrom(r io.Reader) (n int64, err error) {
+	out, in := io.Pipe()
+	var src io.Reader = out
+	var direct *Straight
+	if file, ok := r.(*os.File); ok && f.set.Empty() && file.SetReadDeadline(time.Time{}) == nil {
+		// A file that takes deadlines can be polled: no read of it blocks, so none holds Add up.
+		direct = &Straight{set: f.set, file: file, filtered: out, asked: make(chan struct{})}
+		src = direct
+	}
+	var dstN int64
+	var dstErr error
+	dstOver := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(dstOver)
+		dstN, dstErr = f.dst.ReadFrom(src)
+		out.CloseWithError(io.ErrClosedPipe) // whoever still writes learns that nobody reads
+	})
+	if direct != nil {
+		select {
+		case <-direct.asked:
+		case <-dstOver:
+			wg.Wait()
+			return dstN, dstErr
+		}
+	}
+	n, err = f.filter(r, in)
+	in.CloseWithError(err) // nil: io.EOF
+	wg.Wait()
+	if errors.Is(err, io.ErrClosedPipe) {
+		err = nil
+	}
+	if direct != nil {
+		n += direct.n
+	}
+	return n, errors.Join(err, dstErr)
+}
+
+// filter writes what r brings, filtered, to w.
+func (f *filter) filter(r io.Reader, w io.Writer) (int64, error) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	pieces, spent := make(chan piece), make(chan []byte, 2)
@@ -39,22 +80,13 @@ func (f *filter) ReadFrom(r io.Reader) (n int64, err error) {
 	done := make(chan struct{})
 	defer close(done)
 	wg.Go(func() { readPieces(r, pieces, spent, done) })
+	st := stream{set: f.set, w: w}
+	return st.run(pieces, spent)
+}
 
-	out, in := io.Pipe()
-	var dstErr error
-	var dst sync.WaitGroup
-	dst.Go(func() {
-		_, dstErr = f.dst.ReadFrom(out)
-		out.CloseWithError(io.ErrClosedPipe) // whoever still writes learns that nobody reads
-	})
-	st := stream{set: f.set, w: in}
-	n, err = st.run(pieces, spent)
-	in.CloseWithError(err) // nil: io.EOF
-	dst.Wait()
-	if errors.Is(err, io.ErrClosedPipe) {
-		err = nil
-	}
-	return n, errors.Join(err, dstErr)
+// ended tells a stream's end from a fault. A pipe that its owner abandons (a deadline in the past, or Close) has ended.
+func ended(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, os.ErrClosed)
 }
 
 // readPieces reads r until it ends, into buffers that come back when they are spent.
@@ -109,7 +141,7 @@ func (st *stream) run(pieces <-chan piece, spent chan<- []byte) (n int64, err er
 			}
 			if p.err != nil {
 				err := st.end()
-				if !errors.Is(p.err, io.EOF) {
+				if !ended(p.err) {
 					err = errors.Join(p.err, err)
 				}
 				return n, err

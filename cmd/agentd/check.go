@@ -20,6 +20,9 @@ func (c *cli) checkCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if _, err := redactOf(s); err != nil {
+				return err
+			}
 			s.print(c.out)
 			return nil
 		},
@@ -105,6 +108,7 @@ func (s *settings) print(w io.Writer) {
 	p("  compression: %s", s.Logs.Compression)
 	p("  spool: {max_size: %s, min_free: %g%%, when_full: %s, keep_shipped: %s}", size(sp.MaxSize), sp.MinFree*100, sp.WhenFull, duration(sp.KeepShipped))
 	p("tls: {ca_file: %s, cert_file: %s, key_file: %s}", quote(s.TLS.CAFile), quote(s.TLS.CertFile), quote(s.TLS.KeyFile))
+	p("redact: {files: %s, env: %s}", flow(s.Redact.Files), flow(s.Redact.Env))
 	p("metrics: {listen: %s}", quote(s.Metrics))
 }
 

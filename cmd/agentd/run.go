@@ -58,6 +58,9 @@ func (c *cli) runAgent(ctx context.Context, flags *pflag.FlagSet) error {
 	if err != nil {
 		return err
 	}
+	if cfg.Redact, err = redactOf(s); err != nil {
+		return err
+	}
 	if d.agent, err = agent.New(cfg); err != nil {
 		return err
 	}
@@ -174,7 +177,11 @@ func (d *daemon) reload() error {
 	if err != nil {
 		return err
 	}
-	if err := d.agent.Reload(agent.Reloaded{Labels: s.Labels, MaxJobs: s.MaxJobs, Handlers: handlersOf(s)}); err != nil {
+	secrets, err := redactOf(s)
+	if err != nil {
+		return err
+	}
+	if err := d.agent.Reload(agent.Reloaded{Labels: s.Labels, MaxJobs: s.MaxJobs, Handlers: handlersOf(s), Redact: secrets}); err != nil {
 		return err
 	}
 	setLevel(d.level, s.LogLevel)

@@ -35,6 +35,7 @@ type settings struct {
 	Queries    []querySettings
 	Logs       agent.Logs
 	TLS        identity.TLSFiles
+	Redact     redactSettings
 	Metrics    string // address to listen on; "" = no port
 }
 
@@ -122,6 +123,9 @@ func (s *settings) read(r *reader, text []byte) {
 				"ca_file": r.word(&s.TLS.CAFile), "cert_file": r.word(&s.TLS.CertFile), "key_file": r.word(&s.TLS.KeyFile),
 			})
 		},
+		"redact": func(path string, n ast.Node) {
+			r.object(path, n, map[string]field{"files": r.words(&s.Redact.Files), "env": r.words(&s.Redact.Env)})
+		},
 		"metrics": func(path string, n ast.Node) {
 			r.object(path, n, map[string]field{"listen": r.word(&s.Metrics)})
 		},
@@ -206,6 +210,11 @@ func (s *settings) check(r *reader) {
 	}
 	if int64(s.Logs.MaxLine) > s.Logs.Memory/16 {
 		fault("logs.max_line", "%s is more than a sixteenth of logs.memory (%s)", size(int64(s.Logs.MaxLine)), size(s.Logs.Memory))
+	}
+	for i, file := range s.Redact.Files {
+		if !filepath.IsAbs(file) {
+			fault("redact.files", "entry %d, %q, is not an absolute path", i+1, file)
+		}
 	}
 	if (s.TLS.CertFile == "") != (s.TLS.KeyFile == "") {
 		fault("tls", "cert_file and key_file go together")
