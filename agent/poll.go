@@ -39,7 +39,6 @@ type poller struct {
 // poll asks for work while take lives, and returns when all attempts that came of it are over.
 func (a *Agent) poll(take, work, deliver context.Context) {
 	const loop = "poll"
-	defer a.pulse.end(loop)
 	var attempts sync.WaitGroup
 	defer attempts.Wait()
 
@@ -78,6 +77,7 @@ func (a *Agent) poll(take, work, deliver context.Context) {
 		attempts.Go(func() { a.attempt(take, work, deliver, job) })
 	}
 	a.takeBack(context.WithoutCancel(take), p.id)
+	a.pulse.end(loop) // its attempts have beats of their own, however long they take to end
 }
 
 // demand waits until a job could start now, takes its slot, and returns the types to ask for; nil when ctx has ended.

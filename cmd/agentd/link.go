@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
 	"agentd/agent"
@@ -21,32 +24,56 @@ func (c *cli) linkCommand() *cobra.Command {
 		Use:   "link",
 		Short: "Link this host to the control plane with an enrolment token, once; prints the agent's id",
 		Long: "link makes the agent's key pair, proves it to the control plane and prints the agent's id.\n" +
-			"Where the agent is linked already it prints the id and does nothing.",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := c.load(cmd.Flags())
-			if err != nil {
-				return err
-			}
-			log := newLogger(c.err, zap.NewAtomicLevelAt(zap.WarnLevel))
-			cfg, err := c.agentConfig(s, c.token(s), log)
-			if err != nil {
-				return err
-			}
-			for typ := range handlersOf(s) {
-				cfg.Types = append(cfg.Types, typ)
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), linkTimeout)
-			defer cancel()
-			id, err := agent.Enrol(ctx, cfg, e)
-			if err != nil {
-				return err
-			}
-			fmt.Fprintln(c.out, id)
-			return nil
-		},
+			"Where the agent is linked already it prints the id and does nothing.\n\n" +
+			"Called by root it acts as the owner of the state directory, so that the agent can use what it leaves there.\n" +
+			"--server is written into the config file, if that names none. It starts nothing; it says how to.",
+		Example: "  agentd link --server https://control.example.com --token-file /root/token",
+		RunE:    func(cmd *cobra.Command, _ []string) error { return c.link(cmd.Context(), cmd.Flags(), e) },
 	}
 	addOverrides(cmd.Flags())
 	cmd.Flags().StringVar(&e.AgentID, "agent-id", "", "the id that the token is bound to: takes over a lost state directory")
 	cmd.Flags().BoolVar(&e.Force, "force", false, "give up the identity that is there for a new one")
 	return cmd
+}
+
+func (c *cli) link(ctx context.Context, flags *pflag.FlagSet, e identity.Enrolment) error {
+	s, err := c.load(flags)
+	if err != nil {
+		return err
+	}
+	token := c.token(s)
+	if s.TokenFile != "-" { // standard input needs no rights, and may be a terminal that nobody types at
+		token = readNow(token)
+	}
+	cfg, err := c.agentConfig(s, token, newLogger(c.err, zap.NewAtomicLevelAt(zap.WarnLevel)))
+	if err != nil {
+		return err
+	}
+	for typ := range handlersOf(s) {
+		cfg.Types = append(cfg.Types, typ)
+	}
+	ctx, cancel := context.WithTimeout(ctx, linkTimeout)
+	defer cancel()
+	var id string
+	if err := asOwner(s.StateDir, func() (err error) {
+		id, err = agent.Enrol(ctx, cfg, e)
+		return err
+	}); err != nil {
+		return err
+	}
+	fmt.Fprintln(c.out, id)
+	if flags.Changed("server") {
+		path := cmp.Or(c.config, c.getenv("AGENTD_CONFIG"), defaultConfig)
+		named, err := keepServer(path, s.Server)
+		if err != nil {
+			return fmt.Errorf("the agent is linked, but the server isn't in its config: %w", err)
+		}
+		if named != "" && named != s.Server {
+			fmt.Fprintf(c.err, "agentd: %s names another server, %s: the agent will use that one\n", path, named)
+		}
+	}
+	if _, err := os.Stat("/run/systemd/system"); err == nil && os.Geteuid() == 0 {
+		fmt.Fprintln(c.err, "agentd: linked; `systemctl enable --now agentd` starts it, `agentd status` says how it stands")
+	}
+	return nil
 }

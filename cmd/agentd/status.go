@@ -63,6 +63,25 @@ func summary(st *agent.Status) string {
 	return line
 }
 
+// notice is the status in a few words, for `systemctl status`.
+func notice(st *agent.Status) string {
+	state := st.State
+	if state == "working" {
+		state = "polling"
+	}
+	words := fmt.Sprintf("%s; %d jobs", state, st.Running)
+	if st.Reporting > 0 {
+		words += fmt.Sprintf("; %d outcomes waiting", st.Reporting)
+	}
+	if lines := st.Logs.Memory + st.Logs.Spool; lines > 0 {
+		words += fmt.Sprintf("; %d lines waiting", lines)
+	}
+	if len(st.Faults) > 0 {
+		words += "; " + strings.Join(st.Faults, "; ")
+	}
+	return words
+}
+
 // show prints the status for people.
 func show(w io.Writer, st *agent.Status) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentd/internal/man"
 	"agentd/internal/version"
 )
 
@@ -68,7 +69,7 @@ Exit codes: 0 done, 1 failed or a negative answer, 2 usage, 3 the server can't b
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SetIn(a.stdin)
-	root.AddCommand(a.serveCmd(), &cobra.Command{
+	root.AddCommand(a.serveCmd(), man.Command(root), &cobra.Command{
 		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
 		Run: func(*cobra.Command, []string) { fmt.Fprintln(a.stdout, version.String()) },
 	})

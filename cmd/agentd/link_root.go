@@ -1,0 +1,118 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"syscall"
+
+	"agentd/agent/identity"
+)
+
+// asOwner calls f as the owner of dir where root calls for a dir that isn't root's, as in the packages: what f
+// writes must belong to the agent's user, and root must not follow links that another user may plant.
+// Only the effective ids change, for the process as a whole, so f must be all that it does.
+func asOwner(dir string, f func() error) (err error) {
+	uid, gid, ok := owner(dir)
+	if !ok || os.Geteuid() != 0 || uid == 0 {
+		return f()
+	}
+	groups, err := syscall.Getgroups()
+	if err != nil {
+		return fmt.Errorf("groups: %w", err)
+	}
+	defer func() {
+		err = errors.Join(err, syscall.Setresuid(-1, 0, -1), syscall.Setresgid(-1, 0, -1), syscall.Setgroups(groups))
+	}()
+	if err := errors.Join(syscall.Setgroups([]int{gid}), syscall.Setresgid(-1, gid, -1), syscall.Setresuid(-1, uid, -1)); err != nil {
+		return fmt.Errorf("become the owner of %s: %w", dir, err)
+	}
+	return f()
+}
+
+// owner is who dir belongs to; not ok where there is no dir yet.
+func owner(dir string) (uid, gid int, ok bool) {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return 0, 0, false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, 0, false
+	}
+	return int(st.Uid), int(st.Gid), true
+}
+
+// readNow asks for the token while we are who may read it; what is wrong with it is said only if it's needed.
+func readNow(source identity.TokenSource) identity.TokenSource {
+	token, err := source()
+	return func() (string, error) { return token, err }
+}
+
+// commentedServer is the line that the package's config has in the place of a server.
+var commentedServer = regexp.MustCompile(`(?m)^#[ \t]*server:.*$`)
+
+// keepServer writes server into the config file if that doesn't name one, and changes nothing else in it.
+// It answers what the file names in the end; "" = there is no file.
+func keepServer(path, server string) (string, error) {
+	old, err := os.ReadFile(path) //nolint:gosec // named by the operator
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("config: %w", err)
+	}
+	if named := serverIn(old); named != "" {
+		return named, nil
+	}
+	line := []byte("server: " + quote(server))
+	text := old
+	if at := commentedServer.FindIndex(old); at != nil {
+		text = append(append(bytes.Clone(old[:at[0]]), line...), old[at[1]:]...)
+	} else {
+		text = append(append(bytes.Clone(line), '\n'), old...)
+	}
+	if serverIn(text) != server {
+		return "", fmt.Errorf("config: %s can't be added to by itself: add the line `%s`", path, line)
+	}
+	return server, replace(path, text)
+}
+
+// serverIn is the server that a config file's text names.
+func serverIn(text []byte) string {
+	var s settings
+	s.read(&reader{lines: map[string]int{}}, text)
+	return s.Server
+}
+
+// replace writes a file anew with the same owner and rights: after a crash it is the old one or the new one.
+func replace(path string, text []byte) (err error) {
+	path, err = filepath.EvalSymlinks(path)
+	if err != nil {
+		return fmt.Errorf("config: %w", err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("config: %w", err)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".agentd-*.yaml")
+	if err != nil {
+		return fmt.Errorf("config: %w", err)
+	}
+	_, err = f.Write(text)
+	err = errors.Join(err, f.Chmod(info.Mode().Perm()))
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
+		err = errors.Join(err, f.Chown(int(st.Uid), int(st.Gid)))
+	}
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("config: write %s: %w", path, err), os.Remove(f.Name()))
+	}
+	return nil
+}
