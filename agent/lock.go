@@ -28,7 +28,7 @@ func (e *InUseError) Error() string {
 // takeDir takes the state directory for this process, until release. The kernel gives it up when the process ends, however it does.
 func takeDir(dir string) (release func() error, err error) {
 	path := filepath.Join(dir, "agentd.pid")
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600) //nolint:gosec // the operator's own directory
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("agent: state directory %s can't be written: %w; it must belong to the agent's user", dir, err)
 	}

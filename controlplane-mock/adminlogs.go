@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"agentd/controlplane-mock/store"
@@ -77,9 +78,9 @@ func (s *Server) readLog(c *call) error {
 
 // pickAttempt finds the attempt with a number, or the latest for −1.
 func pickAttempt(j store.Job, number int64) (store.Attempt, bool) {
-	for i := len(j.Attempts) - 1; i >= 0; i-- {
-		if number < 0 || j.Attempts[i].Number == number {
-			return j.Attempts[i], true
+	for _, v := range slices.Backward(j.Attempts) {
+		if number < 0 || v.Number == number {
+			return v, true
 		}
 	}
 	return store.Attempt{}, false
@@ -124,11 +125,11 @@ func (s *Server) copyLog(c *call, req logRequest, out logWriter) error {
 }
 
 // logEnded says whether nothing can come any more. number is the attempt that was asked for or has begun, or −1.
-func logEnded(job store.Job, a store.Attempt, any bool, number int64) bool {
-	if number < 0 && !job.Status.Settled() && (!any || a.State == store.AttemptReleased || a.State == store.AttemptLapsed) {
+func logEnded(job store.Job, a store.Attempt, found bool, number int64) bool {
+	if number < 0 && !job.Status.Settled() && (!found || a.State == store.AttemptReleased || a.State == store.AttemptLapsed) {
 		return false // an offer that came to nothing; the next attempt is the one to follow
 	}
-	if !any {
+	if !found {
 		return job.Status.Settled()
 	}
 	return a.State.Over() && (a.LogRecords == nil || a.LogsComplete())

@@ -174,7 +174,7 @@ func TestSidesArePlacedApart(t *testing.T) {
 			}
 		}
 		var through bool
-		mock := e.srv.RequireAdmin(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { through = true; w.WriteHeader(204) }))
+		mock := e.srv.RequireAdmin(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { through = true; w.WriteHeader(http.StatusNoContent) }))
 		if get(mock, "/mock/v1/faults") != 401 || through {
 			t.Error("RequireAdmin let someone through without a token")
 		}

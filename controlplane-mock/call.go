@@ -32,7 +32,7 @@ type call struct {
 // endpoint serves a call. What it returns is answered as a problem.
 type endpoint func(c *call) error
 
-func (c *call) ctx() context.Context { return c.Request.Context() }
+func (c *call) ctx() context.Context { return c.Context() }
 
 // answer writes v as the whole reply. 204 has no body; everything else is JSON.
 func (c *call) answer(status int, v any) error {
@@ -67,7 +67,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, name string, e en
 		if p == nil {
 			return
 		}
-		if p == http.ErrAbortHandler || c.wrote {
+		if p == any(http.ErrAbortHandler) || c.wrote { //nolint:errorlint // a panic's value is compared as it is
 			panic(p)
 		}
 		s.log.Error("handler panicked", zap.String("route", name), zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
@@ -185,7 +185,7 @@ func queryInt(q url.Values, name string, hi, absent int64) (int64, error) {
 	}
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || n > hi { // only digits: it can only be too large
-		return hi, nil
+		return hi, nil //nolint:nilerr // see above
 	}
 	return n, nil
 }

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"maps"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -195,9 +196,7 @@ func TestHeartbeatThatIsNotForALiveLease(t *testing.T) {
 				tc.a.on(other, call, tc.with).want(t, status, tc.code)
 			}
 			done := map[string]any{"outcome": "failed", "logRecords": 0}
-			for k, v := range tc.with {
-				done[k] = v
-			}
+			maps.Copy(done, tc.with)
 			tc.a.on(other, "complete", done).want(t, status, tc.code)
 		}
 		a.on(j, "heartbeat", nil).want(t, 200, "")

@@ -61,9 +61,11 @@ func TestLogIsAppendedAtNext(t *testing.T) {
 		}
 		wantNext(t, next(), 21)
 		want := ""
+		var wantSb64 strings.Builder
 		for i := range 15 {
-			want += fmt.Sprintf("n=%d\n", i)
+			wantSb64.WriteString(fmt.Sprintf("n=%d\n", i))
 		}
+		want += wantSb64.String()
 		want += "[gap: 5 records lost: spoolFull]\nn=20\n"
 		if got := e.text(j.ID, ""); got != want {
 			t.Errorf("log:\n%s\nwant:\n%s", got, want)

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"testing"
@@ -317,7 +318,7 @@ func TestResyncMakesPollsLook(t *testing.T) {
 func TestStoreFaultIsUnavailable(t *testing.T) {
 	bubble(t, func(t *testing.T, e *env) {
 		a := e.agent(nil)
-		e.mem.setFault(fmt.Errorf("disk on fire at /var/lib/x"))
+		e.mem.setFault(errors.New("disk on fire at /var/lib/x"))
 		r := a.poll("wait=0&type=extract").want(t, 503, protocol.CodeUnavailable)
 		if d := r.problem().Detail; d != "the store can't serve now" || r.header.Get("Retry-After") != "1" {
 			t.Errorf("detail %q, Retry-After %q", d, r.header.Get("Retry-After"))

@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"maps"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,9 +15,7 @@ var lookups = map[string]any{"types": []string{"extract", "lookup"}, "connectors
 
 func (a *agent) activate(ctx context.Context, with map[string]any) reply {
 	body := map[string]any{"type": "lookup", "worker": "host", "connectors": []string{"dir"}, "maxQueries": 4, "waitMs": 30_000}
-	for k, v := range with {
-		body[k] = v
-	}
+	maps.Copy(body, with)
 	return a.e.callCtx(ctx, "POST", "/agent/v1/queries/activate", a.key, body, "Agentd-Process-Id: "+a.process)
 }
 
@@ -28,9 +27,7 @@ func (e *env) ask(timeout time.Duration) <-chan reply {
 
 func (a *agent) answer(q protocol.Query, with map[string]any) reply {
 	body := map[string]any{"worker": "host", "leaseToken": q.LeaseToken}
-	for k, v := range with {
-		body[k] = v
-	}
+	maps.Copy(body, with)
 	return a.e.call("POST", "/agent/v1/queries/"+q.ID+"/answer", a.key, body)
 }
 

@@ -246,7 +246,7 @@ func parseRecord(line []byte, r *record) error {
 		r.ts, r.timed = o.int("ts", true, minTS, maxTS, 0), true
 	}
 	r.stream = protocol.Stream(o.str("s", !isGap, 0))
-	if o.fault == nil && r.stream != protocol.Stdout && r.stream != protocol.Stderr && r.stream != protocol.Remark && !(isGap && r.stream == "") {
+	if o.fault == nil && r.stream != protocol.Stdout && r.stream != protocol.Stderr && r.stream != protocol.Remark && (!isGap || r.stream != "") {
 		o.fail("s", "is none of out, err, agent")
 	}
 	r.part, r.eof = o.bool("part", false), o.bool("eof", false)

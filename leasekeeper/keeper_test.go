@@ -230,7 +230,7 @@ func TestCallersCauseEndsTheAttemptButNotTheHeartbeats(t *testing.T) {
 		time.AfterFunc(time.Second, func() { drain(draining) })
 		if err := k.Run(ctx, func(job context.Context) {
 			<-job.Done()
-			if context.Cause(job) != draining {
+			if !errors.Is(context.Cause(job), draining) {
 				t.Errorf("cause %v, want draining", context.Cause(job))
 			}
 			time.Sleep(time.Minute) // the completion takes its time

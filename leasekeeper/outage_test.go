@@ -120,7 +120,7 @@ func cutOff(t *testing.T, phase, cut time.Duration, other, exclusive bool, grace
 	o := outcome{cause: "none"}
 	finish := make(chan struct{})
 	wg.Go(func() {
-		_ = k.Run(world, func(job context.Context) { //nolint:errcheck // the offer is there; o says how it went
+		_ = k.Run(world, func(job context.Context) {
 			select {
 			case <-finish:
 				return

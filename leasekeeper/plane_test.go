@@ -186,7 +186,7 @@ func bubbleClock() func() time.Duration {
 }
 
 func causeName(err error) string {
-	switch err.(type) {
+	switch err.(type) { //nolint:errorlint // causes are set as they are
 	case nil:
 		return "none"
 	case *Cancelled:

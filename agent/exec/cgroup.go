@@ -89,11 +89,11 @@ func openCgroups(choice, workRoot string) (cgroups, error) {
 	case CgroupAuto:
 		own, err := ownCgroupDir()
 		if err != nil {
-			return cgroups{why: err.Error()}, nil
+			return cgroups{why: err.Error()}, nil //nolint:nilerr // auto: without cgroups it goes on, and says why
 		}
 		c, err := openOwn(own, workRoot)
 		if err != nil {
-			return cgroups{why: err.Error()}, nil
+			return cgroups{why: err.Error()}, nil //nolint:nilerr // as above
 		}
 		return c, nil
 	default:

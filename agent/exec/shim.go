@@ -191,6 +191,10 @@ func (s *shim) killCgroup() {
 func start(o *startOrder) (int, error) {
 	restore := raiseOOMScore(o.OOMScoreAdj)
 	defer restore()
+	if o.CoreLimit > 0 {
+		noCore := allowCore(o.CoreLimit)
+		defer noCore()
+	}
 	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 	if c := o.Credential; c != nil {
 		sys.Credential = &syscall.Credential{Uid: c.UID, Gid: c.GID, Groups: c.Groups}
@@ -231,6 +235,19 @@ func raiseOOMScore(to int) func() {
 		return func() {}
 	}
 	return func() { _ = os.WriteFile(file, data, 0) } //nolint:gosec // what was read there before. Else the shim is a likely victim, too: the tree is killed then
+}
+
+// allowCore gives what is forked next its limit on core files; the shim, whose memory holds the job's environment, goes without.
+func allowCore(limit uint64) func() {
+	var was unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_CORE, &was) != nil {
+		return func() {}
+	}
+	job := unix.Rlimit{Cur: min(limit, was.Max), Max: was.Max}
+	if unix.Setrlimit(unix.RLIMIT_CORE, &job) != nil {
+		return func() {}
+	}
+	return func() { _ = unix.Setrlimit(unix.RLIMIT_CORE, &was) }
 }
 
 // letGo gives up the shim's own ends of the job's pipes: else they would never come to an end of file.

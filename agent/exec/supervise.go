@@ -128,7 +128,7 @@ func (a *attempt) supervise(ctx context.Context) error {
 func (a *attempt) startOrder() *startOrder {
 	o := &startOrder{
 		Path: a.path, Args: a.spec.Command, Env: a.env, Dir: a.dir.path,
-		OOMScoreAdj: oomScore, Cgroup: a.cgroup,
+		OOMScoreAdj: oomScore, Cgroup: a.cgroup, CoreLimit: a.r.cfg.CoreLimit,
 	}
 	if a.user != nil {
 		o.Credential = &a.user.cred

@@ -32,6 +32,9 @@ type Config struct {
 	Environ []string
 	// PassEnv are further names of Environ that jobs get.
 	PassEnv []string
+	// CoreLimit is the soft limit on core files (RLIMIT_CORE, bytes) that jobs start with, for a process that gave up its
+	// own. 0 = they inherit the process's.
+	CoreLimit uint64
 	// PipeWait is how long a pipe that somebody holds open keeps an attempt from ending after its main
 	// process has: default 3 s, so that with all that follows the attempt ends within 5 s on a busy host, too.
 	PipeWait time.Duration

@@ -27,6 +27,7 @@ type startOrder struct {
 	Credential  *credential `json:"credential,omitempty"`
 	OOMScoreAdj int         `json:"oomScoreAdj"`
 	Cgroup      string      `json:"cgroup,omitempty"` // its directory, open as cgroupFD
+	CoreLimit   uint64      `json:"coreLimit,omitempty"`
 }
 
 type credential struct {

@@ -39,7 +39,7 @@ func validCode(code string) bool {
 		return false
 	}
 	for _, c := range []byte(code) {
-		if !(c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '_') {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' {
 			return false
 		}
 	}

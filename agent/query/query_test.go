@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -177,7 +178,7 @@ func TestALongLivedConnector(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := items(page)
-		if got[0] != `"bob"` || got[2] != fmt.Sprint(n) {
+		if got[0] != `"bob"` || got[2] != strconv.Itoa(n) {
 			t.Errorf("answer %d: %v", n, got)
 		}
 		if pid == "" {

@@ -3,7 +3,7 @@ package adminclient
 import (
 	"context"
 	"encoding/json"
-	"fmt"
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
@@ -121,7 +121,7 @@ func (c *Client) Ask(ctx context.Context, q Query) (json.RawMessage, error) {
 		return nil, &Error{Op: op, Status: resp.StatusCode, Err: err}
 	}
 	if !json.Valid(raw) {
-		return nil, &Error{Op: op, Status: resp.StatusCode, Err: fmt.Errorf("the answer isn't JSON")}
+		return nil, &Error{Op: op, Status: resp.StatusCode, Err: errors.New("the answer isn't JSON")}
 	}
 	return raw, nil
 }

@@ -23,7 +23,7 @@ func (o *Outage) Handler(next http.Handler, agentSide func(*http.Request) bool) 
 		defer cancel()
 		// Holds end as the outage begins: what they would say nobody hears.
 		defer context.AfterFunc(calm, cancel)()
-		next.ServeHTTP(guarded{w, calm}, r.WithContext(ctx)) //nolint:contextcheck // it is the request's own, and ends with the calm as well
+		next.ServeHTTP(guarded{w, calm}, r.WithContext(ctx))
 		if calm.Err() != nil {
 			if d, _ := o.current(); d != nil {
 				d.swallow(w, r)

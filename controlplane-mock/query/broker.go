@@ -164,7 +164,7 @@ func (b *Broker) wake(q *query) {
 		return
 	}
 	for e := polls.Front(); e != nil; e = e.Next() {
-		p := e.Value.(*poll)
+		p := e.Value.(*poll) //nolint:forcetypeassert // polls hold nothing else
 		if !slices.Contains(p.worker.Connectors, q.connector) {
 			continue
 		}
@@ -259,7 +259,7 @@ func (b *Broker) leave(p *poll, place *list.Element) {
 		return
 	}
 	for e := queue.Front(); e != nil; e = e.Next() {
-		b.wake(e.Value.(*query))
+		b.wake(e.Value.(*query)) //nolint:forcetypeassert // queues hold nothing else
 	}
 }
 
@@ -271,7 +271,7 @@ func (b *Broker) take(w Worker) (got []Leased) {
 	}
 	now := time.Now()
 	for e := queue.Front(); e != nil && len(got) < w.Max; {
-		q := e.Value.(*query)
+		q := e.Value.(*query) //nolint:forcetypeassert // queues hold nothing else
 		e = e.Next()
 		// One whose time is up is left for its asker, who is about to take it out.
 		if !slices.Contains(w.Connectors, q.connector) || !q.deadline.After(now) {

@@ -72,7 +72,7 @@ func isolate() error {
 	if err := os.Setenv(inside, ns); err != nil {
 		return err
 	}
-	return unix.Exec(exe, os.Args, os.Environ()) //nolint:gosec // its own binary, its own arguments
+	return unix.Exec(exe, os.Args, os.Environ())
 }
 
 // asUser is the way for those who aren't root: a child in a user namespace of its own, in which it may

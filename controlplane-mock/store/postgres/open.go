@@ -70,9 +70,9 @@ func (s *Store) migrate(ctx context.Context) error {
 	}
 	s.channel = "agentd_" + schema
 	lock := fnv.New64a()
-	_, _ = lock.Write([]byte(s.channel)) //nolint:errcheck // it never fails
+	_, _ = lock.Write([]byte(s.channel))
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", int64(lock.Sum64())); err != nil { //nolint:gosec // any number does
+		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", int64(lock.Sum64())); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, "create table if not exists migrations (name text primary key, at timestamptz not null default now())"); err != nil {
@@ -117,7 +117,7 @@ func (s *Store) Secret(ctx context.Context, name string) ([]byte, error) {
 
 func random(n int) []byte {
 	b := make([]byte, n)
-	_, _ = rand.Read(b) //nolint:errcheck // it never fails
+	_, _ = rand.Read(b)
 	return b
 }
 

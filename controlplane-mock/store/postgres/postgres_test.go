@@ -53,7 +53,7 @@ func startCluster(t testing.TB) *cluster {
 		t.Fatalf("no PostgreSQL in /usr/lib/postgresql (%v): install the package postgresql", err)
 	}
 	bin := slices.Max(bins)
-	dir, err := os.MkdirTemp("", "agentd-pg") // short: a socket's path has at most 107 bytes
+	dir, err := os.MkdirTemp("", "agentd-pg") //nolint:usetesting // short: a socket's path has at most 107 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func startCluster(t testing.TB) *cluster {
 	data := filepath.Join(dir, "data")
 	run := func(name string, arg ...string) {
 		t.Helper()
-		cmd := exec.Command(filepath.Join(bin, name), arg...) //nolint:noctx // pg_ctl ends by itself, and stops what it started
+		cmd := exec.Command(filepath.Join(bin, name), arg...)
 		cmd.SysProcAttr, cmd.Dir = as, dir
 		var out bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &out
@@ -103,7 +103,7 @@ func (c *cluster) schema(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(t.Context()) //nolint:errcheck // it did what it was for
+	defer conn.Close(t.Context())
 	if _, err := conn.Exec(t.Context(), "create schema "+name); err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func (c *cluster) target() storetest.Target {
 		},
 		Reopen: func(t *testing.T, s store.Store) store.Store {
 			t.Helper()
-			old := s.(*opened) //nolint:errcheck,forcetypeassert // from Open
+			old := s.(*opened) //nolint:forcetypeassert // from Open
 			if err := old.Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -154,7 +154,7 @@ func testInstances(t *testing.T, c *cluster) {
 				ids <- err.Error()
 				return
 			}
-			defer s.Close() //nolint:errcheck // it only read
+			defer s.Close()
 			id, err := s.ServerID(t.Context())
 			if err != nil {
 				id = err.Error()

@@ -88,7 +88,7 @@ func BenchmarkPlainFile(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // it is thrown away
+	defer f.Close()
 	body := randomBody()
 	b.SetBytes(bodySize)
 	for b.Loop() {

@@ -177,7 +177,7 @@ func (c *committer) try(ctx context.Context, group []*change) error {
 }
 
 func (c *committer) reopen() error {
-	_ = c.db.close() //nolint:errcheck // it is given up; what counts is what opening finds
+	_ = c.db.close()
 	if err := c.db.open(); err != nil {
 		return fmt.Errorf("redka: could not open again: %w", err)
 	}

@@ -146,7 +146,7 @@ func killChild(t *testing.T, dir string, lines int, acked map[string]int64) {
 	r := bufio.NewReader(out)
 	for n := 1; ; n++ {
 		line, err := r.ReadString('\n')
-		if err == io.EOF { //nolint:errorlint // ReadString returns it bare
+		if err == io.EOF {
 			break
 		}
 		if err != nil {

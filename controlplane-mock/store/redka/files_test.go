@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -42,11 +43,11 @@ func TestEveryConnectionIsDurable(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer conn.Close() //nolint:errcheck // it only reads
+				defer conn.Close()
 				want := map[string]string{"journal_mode": "wal", "synchronous": "2", "busy_timeout": "5000", "foreign_keys": "1"}
 				if pool.name == "writer" {
-					want["wal_autocheckpoint"] = fmt.Sprint(db.checkpoint / pageSize)
-					want["page_size"] = fmt.Sprint(pageSize)
+					want["wal_autocheckpoint"] = strconv.Itoa(db.checkpoint / pageSize)
+					want["page_size"] = strconv.Itoa(pageSize)
 				}
 				for pragma, value := range want {
 					var got string

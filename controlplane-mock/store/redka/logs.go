@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"maps"
 	"strconv"
 	"time"
 
@@ -42,14 +43,12 @@ func (s *Store) beginLogs() { s.tails.over, s.tails.grown = map[logKey]int64{}, 
 
 func (s *Store) abortLogs() {
 	s.tails.over, s.tails.grown = nil, nil
-	_ = s.segments.drop() //nolint:errcheck // whatever is in it and not in logs.db is nobody's
+	_ = s.segments.drop()
 }
 
 func (s *Store) commitLogs() {
 	s.mu.Lock()
-	for k, next := range s.tails.over {
-		s.tails.shown[k] = next
-	}
+	maps.Copy(s.tails.shown, s.tails.over)
 	for k := range s.tails.shown {
 		if len(s.tails.shown) <= maxTails {
 			break
@@ -232,9 +231,7 @@ func (s *Store) addLogs(ctx context.Context, jobs []*store.Job) error {
 		keys = keys[len(part):]
 		err := s.logsDB.view(ctx, func(tx *redkadb.Tx) error {
 			got, err := tx.Str().GetMany(part...)
-			for k, v := range got {
-				values[k] = v
-			}
+			maps.Copy(values, got)
 			return err
 		})
 		if err != nil {
@@ -320,7 +317,7 @@ const headerSize = 8 * 8
 
 func (h *header) append(dst []byte) []byte {
 	for _, v := range []int64{h.First, h.Count, h.Decoded, h.ReceivedAt.UnixMicro(), h.size, int64(h.crc), h.segment, h.at} {
-		dst = binary.BigEndian.AppendUint64(dst, uint64(v)) //nolint:gosec // none is negative
+		dst = binary.BigEndian.AppendUint64(dst, uint64(v))
 	}
 	return append(dst, h.Encoding...)
 }
@@ -329,8 +326,8 @@ func parseHeader(raw []byte) (*header, error) {
 	if len(raw) < headerSize {
 		return nil, errors.New("a batch header is too short")
 	}
-	at := func(i int) int64 { return int64(binary.BigEndian.Uint64(raw[8*i:])) } //nolint:gosec // as above
-	h := &header{size: at(4), crc: uint32(at(5)), segment: at(6), at: at(7)}     //nolint:gosec // as above
+	at := func(i int) int64 { return int64(binary.BigEndian.Uint64(raw[8*i:])) }
+	h := &header{size: at(4), crc: uint32(at(5)), segment: at(6), at: at(7)}
 	h.First, h.Count, h.Decoded, h.ReceivedAt = at(0), at(1), at(2), time.UnixMicro(at(3)).UTC()
 	h.Encoding = string(raw[headerSize:])
 	return h, nil

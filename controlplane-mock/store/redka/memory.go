@@ -1,6 +1,7 @@
 package redka
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -93,14 +94,12 @@ func (s *Store) commit() {
 	s.mu.Lock()
 	s.mem.seq = s.over.seq
 	for id, j := range s.over.jobs {
-		s.publishJob(id, j, now)
+		s.publishJob(id, j)
 	}
 	for _, a := range s.over.agents {
 		s.publishAgent(a)
 	}
-	for sum, t := range s.over.tokens {
-		s.mem.tokens[sum] = t
-	}
+	maps.Copy(s.mem.tokens, s.over.tokens)
 	for sum, n := range s.over.nonces {
 		s.publishNonce(sum, n)
 	}
@@ -115,7 +114,7 @@ func (s *Store) commit() {
 }
 
 // publishJob makes a changed job visible. Called with mu held.
-func (s *Store) publishJob(id string, j *job, now time.Time) {
+func (s *Store) publishJob(id string, j *job) {
 	m := &s.mem
 	if old := m.jobs[id]; old != nil {
 		if old.state.Status == store.Pending {

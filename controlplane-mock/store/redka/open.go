@@ -91,15 +91,15 @@ func lockDir(dir string) (*os.File, error) {
 		return nil, fmt.Errorf("redka: %w", err)
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		holder, _ := io.ReadAll(io.LimitReader(f, 256)) //nolint:errcheck // it only names the other
-		_ = f.Close()                                   //nolint:errcheck // nothing was written
+		holder, _ := io.ReadAll(io.LimitReader(f, 256))
+		_ = f.Close()
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
 			return nil, fmt.Errorf("redka: flock %s: %w", dir, err)
 		}
 		return nil, fmt.Errorf("redka: %s is in use by %s: stop it, or give this control plane another directory", dir,
 			strings.TrimSpace(string(holder)))
 	}
-	exe, _ := os.Executable() //nolint:errcheck // it only names us
+	exe, _ := os.Executable()
 	err = f.Truncate(0)
 	if err == nil {
 		_, err = fmt.Fprintf(f, "process %d (%s)\n", os.Getpid(), filepath.Base(exe))
@@ -194,7 +194,7 @@ func (s *Store) load() error {
 		s.publishAgent(a)
 	}
 	for _, j := range jobs {
-		s.publishJob(j.spec.ID, j, now)
+		s.publishJob(j.spec.ID, j)
 	}
 	for id := range m.leases {
 		if m.jobs[id] == nil {
@@ -262,7 +262,7 @@ func (s *Store) Secret(ctx context.Context, name string) ([]byte, error) {
 
 func random(n int) []byte {
 	b := make([]byte, n)
-	_, _ = rand.Read(b) //nolint:errcheck // it never fails
+	_, _ = rand.Read(b)
 	return b
 }
 

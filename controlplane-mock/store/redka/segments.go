@@ -123,7 +123,7 @@ func (g *segments) read(h *header) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // it was only read
+	defer f.Close()
 	body := make([]byte, h.size)
 	_, err = f.ReadAt(body, h.at)
 	return body, err

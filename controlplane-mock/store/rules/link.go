@@ -3,6 +3,7 @@ package rules
 import (
 	"crypto/subtle"
 	"encoding/hex"
+	"maps"
 
 	"agentd/controlplane-mock/store"
 )
@@ -62,9 +63,7 @@ func Identify(p *store.LinkParams, f LinkFacts) (id string, use bool, err error)
 func (e *Enrolment) Use(p *store.LinkParams, id string) Enrolment {
 	used := *e
 	used.UsedBy = map[string]string{keyOf(p): id}
-	for k, v := range e.UsedBy {
-		used.UsedBy[k] = v
-	}
+	maps.Copy(used.UsedBy, e.UsedBy)
 	return used
 }
 

@@ -1,7 +1,7 @@
 package storetest
 
 import (
-	"fmt"
+	"strconv"
 
 	"agentd/agent/protocol"
 	"agentd/controlplane-mock/store"
@@ -294,6 +294,6 @@ var reaperRules = []rule{
 		e.reap(n)
 		items, _, err := e.Jobs(e.ctx, store.JobFilter{Status: store.Pending})
 		e.ok(err)
-		equal(e, "pending", fmt.Sprint(len(items)), fmt.Sprint(n))
+		equal(e, "pending", strconv.Itoa(len(items)), strconv.Itoa(n))
 	}},
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	"agentd/agent/protocol"
@@ -126,7 +127,7 @@ var leaseRules = []rule{
 			{"b", "x", nil, pinned},
 			{"c", "y", nil, typed},
 		} {
-			p := e.params(c.agent, fmt.Sprint(i))
+			p := e.params(c.agent, strconv.Itoa(i))
 			p.Types, p.Labels = []string{"w", c.typ}, maps.Clone(c.labels)
 			o, err := e.Lease(e.ctx, p)
 			if c.want == "" {
@@ -213,7 +214,7 @@ var leaseRules = []rule{
 		results := make(chan result)
 		for i := range callers {
 			go func() {
-				o, err := e.Lease(e.ctx, e.params("a", fmt.Sprint(i)))
+				o, err := e.Lease(e.ctx, e.params("a", strconv.Itoa(i)))
 				results <- result{o.Job.ID, err}
 			}()
 		}

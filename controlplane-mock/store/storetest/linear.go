@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -23,7 +24,7 @@ type leaseOp struct {
 var leasing = porcupine.Model{
 	Init: func() any { return uint64(0) },
 	Step: func(state, input, output any) (bool, any) {
-		pending, in, out := state.(uint64), input.(leaseOp), output.(int) //nolint:errcheck,forcetypeassert // ours
+		pending, in, out := state.(uint64), input.(leaseOp), output.(int) //nolint:forcetypeassert // ours
 		bit := uint64(1) << in.job
 		switch in.kind {
 		case "submit", "release":
@@ -74,7 +75,7 @@ func RunLinearizable(t *testing.T, target Target) {
 			// Numbers are given in the order of submissions, which is known only if they don't overlap: so
 			// one worker submits.
 			record(worker, leaseOp{"submit", n}, func() int {
-				_, _, err := e.Submit(e.ctx, store.NewJob{ID: fmt.Sprint(n), Type: "x", Payload: []byte("1"), MaxAttempts: 1})
+				_, _, err := e.Submit(e.ctx, store.NewJob{ID: strconv.Itoa(n), Type: "x", Payload: []byte("1"), MaxAttempts: 1})
 				if err != nil {
 					t.Error(err)
 				}
