@@ -50,8 +50,9 @@ func main() {
 	mb := flag.Int("mb", 500, "size of the flood in 10^6 bytes")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer cancel()
-	if err := bench(ctx, *bin, *only, *mb); err != nil {
+	err := bench(ctx, *bin, *only, *mb)
+	cancel()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}

@@ -44,5 +44,5 @@ func (r *report) percentiles(what string, d []time.Duration, goal time.Duration)
 		return float64(d[min(len(d)-1, int(p*float64(len(d))))].Microseconds()) / 1000
 	}
 	r.value(fmt.Sprintf("%s, p50 of %d", what, len(d)), "%9.2f ms", ms(0.50))
-	r.atMost(fmt.Sprintf("%s, p99", what), "ms", ms(0.99), float64(goal.Microseconds())/1000)
+	r.atMost(what+", p99", "ms", ms(0.99), float64(goal.Microseconds())/1000)
 }

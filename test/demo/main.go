@@ -26,8 +26,9 @@ func main() {
 	bin := flag.String("bin", "bin", "folder with agentd, controlplane-mock and demo-tests")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer cancel()
-	if err := demo(ctx, *bin); err != nil {
+	err := demo(ctx, *bin)
+	cancel()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "\ndemo: FAILED:", err)
 		os.Exit(1)
 	}
