@@ -52,6 +52,7 @@ type Config struct {
 	Logs       Logs
 	Redact     Redact
 	Cgroup     string   // see exec.Config
+	CoreLimit  uint64   // see exec.Config
 	Environ    []string // the process's environment, of which jobs get an allow-list
 	Logger     *zap.Logger
 }

@@ -52,11 +52,14 @@ func (a *Agent) open() error {
 	}
 	a.closers = append(a.closers, jrnl.Close)
 	a.journal = jrnl
-	if a.runner, err = exec.New(exec.Config{
-		WorkRoot: filepath.Join(a.cfg.StateDir, "work"), Cgroup: a.cfg.Cgroup, Environ: a.cfg.Environ, Logger: a.log,
-	}); err != nil {
+	runner, err := exec.New(exec.Config{
+		WorkRoot: filepath.Join(a.cfg.StateDir, "work"), Cgroup: a.cfg.Cgroup, CoreLimit: a.cfg.CoreLimit, Environ: a.cfg.Environ, Logger: a.log,
+	})
+	if err != nil {
 		return fmt.Errorf("agent: %w", err)
 	}
+	a.closers = append(a.closers, func() error { runner.Close(); return nil })
+	a.runner = runner
 	return a.connect(process)
 }
 

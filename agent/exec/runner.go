@@ -52,7 +52,7 @@ func New(cfg Config) (*Runner, error) {
 		return nil, fmt.Errorf("exec: %w", err)
 	}
 	r := &Runner{cfg: cfg, cg: cg, bootID: bootID, live: make(map[string]bool)}
-	cfg.Logger.Info("Job supervision was set up", zap.String("cgroup", cg.base), zap.Strings("limits", cg.controllers), zap.String("missing", cg.why))
+	cfg.Logger.Info("job supervision was set up", zap.String("cgroup", cg.base), zap.Strings("limits", cg.controllers), zap.String("missing", cg.why))
 	return r, nil
 }
 
