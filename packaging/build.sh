@@ -46,6 +46,7 @@ cat >"$work/changelog.yaml" <<Y
 - semver: $version-1
   date: $MTIME
   packager: agentd maintainers <maintainers@agentd.example>
+  deb: {urgency: medium, distributions: [stable]}
   changes:
     - note: Release $version; see docs/ for what changed
 Y
