@@ -3,7 +3,8 @@
 // # What is found
 //
 // Each secret as it is; in base64 (standard and URL alphabets, at each of the three alignments that it can have
-// within a longer text, and wrapped at 64 or 76 columns from its start); and URL-encoded. Of a secret of several lines
+// within a longer text, and wrapped at 64 or 76 columns from its start); URL-encoded,
+// in the ways that the usual libraries do it; and as it stands in a JSON string. Of a secret of several lines
 // also each line that is long enough. Matching is on the byte stream, before it is split into lines and
 // records, so where a read, a line or a record ends makes no difference. The leftmost match wins, and of those that
 // begin there the longest.

@@ -2,6 +2,7 @@ package redact
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -17,6 +18,8 @@ const (
 	MaxSecret = 16 << 10
 	// MaxSecrets of one job, the config's included.
 	MaxSecrets = 256
+	// MaxTotal is how long all of them may be together: each is looked for in up to a hundred forms.
+	MaxTotal = 256 << 10
 	// minLine is the shortest line of a longer secret that is a secret on its own: "}" and "EOF" are not.
 	minLine = 16
 )
@@ -25,13 +28,14 @@ const (
 var (
 	ErrTooShort = fmt.Errorf("redact: a secret of fewer than %d bytes can't be redacted: it would occur everywhere", MinSecret)
 	ErrTooLong  = fmt.Errorf("redact: a secret of more than %d bytes can't be redacted", MaxSecret)
-	ErrTooMany  = fmt.Errorf("redact: more than %d secrets", MaxSecrets)
+	ErrTooMany  = fmt.Errorf("redact: more than %d secrets, or more than %d bytes of them", MaxSecrets, MaxTotal)
 )
 
 // Set is the secrets of one job. Its methods may be called concurrently, also while streams use it.
 type Set struct {
 	mu      sync.Mutex
 	secrets map[string]bool // guarded by mu
+	total   int             // length of all of them; guarded by mu
 	current atomic.Pointer[matcher]
 	// straight is held for reading around each read that passes the filter by, because the set was empty.
 	straight sync.RWMutex
@@ -53,7 +57,8 @@ func NewSet(secrets ...string) (*Set, error) {
 func (s *Set) Add(secret string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.add(secret); err != nil {
+	known := len(s.secrets)
+	if err := s.add(secret); err != nil || len(s.secrets) == known {
 		return err
 	}
 	s.rebuild()
@@ -74,10 +79,13 @@ func (s *Set) add(secret string) error {
 		return ErrTooShort
 	case len(secret) > MaxSecret:
 		return ErrTooLong
-	case len(s.secrets) >= MaxSecrets && !s.secrets[secret]:
+	case s.secrets[secret]:
+		return nil
+	case len(s.secrets) >= MaxSecrets, s.total+len(secret) > MaxTotal:
 		return ErrTooMany
 	}
 	s.secrets[secret] = true
+	s.total += len(secret)
 	return nil
 }
 
@@ -101,7 +109,11 @@ func variants(secret string) []string {
 			out = append(out, line)
 		}
 	}
-	out = append(out, percent(secret, false, false), percent(secret, false, true), percent(secret, true, false), percent(secret, true, true))
+	for _, plain := range plainInURLs {
+		out = append(out, percent(secret, plain, false, false), percent(secret, plain, false, true),
+			percent(secret, plain, true, false), percent(secret, plain, true, true))
+	}
+	out = append(out, inJSON(secret, false), inJSON(secret, true))
 	for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 		out = append(out, base64Forms(enc, secret)...)
 	}
@@ -143,8 +155,20 @@ func wrap(s string, columns int) string {
 	return b.String()
 }
 
-// percent URL-encodes all but RFC 3986's unreserved characters; in a form's way a space is a plus.
-func percent(s string, form, lower bool) string {
+// plainInURLs are the characters besides letters and digits that encoders leave as they are: each has its own idea.
+var plainInURLs = []string{
+	"-_.~",                 // RFC 3986's unreserved: most libraries, for a query's values
+	"-_.*",                 // forms as browsers and Java write them
+	"-_.~!'()*",            // JavaScript's encodeURIComponent
+	"-_.~/",                // Python's quote
+	"-_.~$&+=:@",           // Go's PathEscape
+	"-_.~$&+,/:;=@",        // Go's whole paths
+	"-_.~!'()*$&+,/:;=@",   // RFC 3986's paths
+	"-_.~!'()*$&+,/:;=@?#", // JavaScript's encodeURI
+}
+
+// percent URL-encodes all but letters, digits and what is in plain; in a form's way a space is a plus.
+func percent(s, plain string, form, lower bool) string {
 	digits := "0123456789ABCDEF"
 	if lower {
 		digits = "0123456789abcdef"
@@ -152,7 +176,7 @@ func percent(s string, form, lower bool) string {
 	var b strings.Builder
 	for _, c := range []byte(s) {
 		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', strings.IndexByte("-_.~", c) >= 0:
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', strings.IndexByte(plain, c) >= 0:
 			b.WriteByte(c)
 		case c == ' ' && form:
 			b.WriteByte('+')
@@ -163,4 +187,13 @@ func percent(s string, form, lower bool) string {
 		}
 	}
 	return b.String()
+}
+
+// inJSON is the secret as it stands within a JSON string; html: as encoders write it that fear for HTML.
+func inJSON(s string, html bool) string {
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(html)
+	_ = enc.Encode(s) // a string always can be
+	return strings.TrimSuffix(strings.TrimPrefix(strings.TrimSuffix(b.String(), "\n"), `"`), `"`)
 }

@@ -58,6 +58,9 @@ func (c *cli) runAgent(ctx context.Context, flags *pflag.FlagSet) error {
 	if err != nil {
 		return err
 	}
+	if cfg.CoreLimit, err = keepFromDisk(); err != nil {
+		d.log.Warn("memory could not be kept out of core files", zap.Error(err))
+	}
 	if cfg.Redact, err = redactOf(s); err != nil {
 		return err
 	}
