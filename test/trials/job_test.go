@@ -54,6 +54,7 @@ type truth struct {
 	Written int64 // bytes that the pipes have taken
 	Read    int64 // of those on stdout, the ones that have left the pipe again: the agent has read them
 	Printed bool  // all lines
+	Broken  bool  // the agent died, and Read is final
 }
 
 func (w work) truth(t *testing.T) (tr truth) {
@@ -65,11 +66,18 @@ func (w work) truth(t *testing.T) (tr truth) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return truth{int64(binary.LittleEndian.Uint64(b)), int64(binary.LittleEndian.Uint64(b[8:])), b[16] != 0}
+	return truth{int64(binary.LittleEndian.Uint64(b)), int64(binary.LittleEndian.Uint64(b[8:])), b[16] == stagePrinted, b[16] == stageBroken}
 }
 
+// How far the job is.
+const (
+	stagePrints = iota
+	stagePrinted
+	stageBroken
+)
+
 // note writes truth down. The page cache has it whatever becomes of the process.
-func note(f io.WriterAt, written int64, printed bool) error {
+func note(f io.WriterAt, written int64, stage byte) error {
 	// What the pipe holds can be asked for after its reader was killed, too.
 	waiting, err := unix.IoctlGetInt(1, unix.TIOCINQ)
 	if err != nil {
@@ -77,10 +85,7 @@ func note(f io.WriterAt, written int64, printed bool) error {
 	}
 	b := binary.LittleEndian.AppendUint64(nil, uint64(written))
 	b = binary.LittleEndian.AppendUint64(b, uint64(written-int64(waiting)))
-	b = append(b, make([]byte, 8)...)
-	if printed {
-		b[16] = 1
-	}
+	b = append(b, stage, 0, 0, 0, 0, 0, 0, 0)
 	_, err = f.WriteAt(b, 0)
 	return err
 }
@@ -128,19 +133,19 @@ func (w work) print() error {
 		k, err := os.Stdout.Write(out)
 		written += int64(k)
 		if err != nil {
-			return errors.Join(err, note(f, written, false))
+			return errors.Join(err, note(f, written, stageBroken))
 		}
 		if _, err := os.Stderr.Write(errs); err != nil {
 			return err
 		}
-		if err := note(f, written, false); err != nil {
+		if err := note(f, written, stagePrints); err != nil {
 			return err
 		}
 		if pause != nil {
 			<-pause
 		}
 	}
-	if err := note(f, written, true); err != nil {
+	if err := note(f, written, stagePrinted); err != nil {
 		return err
 	}
 	for w.Wait {
