@@ -103,7 +103,7 @@ func (d *daemon) run(ctx context.Context, s settings) error {
 		servers = append(servers, server{l, mux})
 	}
 	if d.notifier, err = systemd.New(systemd.Config{
-		Status: func() string { st := d.agent.Status(); return summary(&st) }, Alive: d.agent.Alive, Logger: d.log,
+		Status: func() string { st := d.agent.Status(); return notice(&st) }, Alive: d.agent.Alive, Logger: d.log,
 	}); err != nil {
 		return err
 	}
