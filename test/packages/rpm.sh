@@ -1,0 +1,1 @@
+rpm_lifecycle() { check "rpm" false; }
