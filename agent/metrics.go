@@ -30,12 +30,12 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(desc("polls_failed_in_a_row", "Polls since the last answer."), float64(s.Polls.Failing))
 	gauge(desc("heartbeat_lateness_seconds", "Of the last answered heartbeat."), s.Lateness.Last.Seconds())
 	gauge(desc("heartbeat_lateness_worst_seconds", "Since the start."), s.Lateness.Worst.Seconds())
-	gauge(desc("log_memory_bytes", "Of the queue file in use."), float64(s.Logs.MemoryUsed))
-	gauge(desc("log_memory_size_bytes", "Of the queue file."), float64(s.Logs.MemorySize))
-	gauge(desc("log_oldest_unshipped_seconds", "Age of the oldest record that isn't acknowledged."), s.Logs.OldestUnshipped.Seconds())
 	counter := func(d *prometheus.Desc, v float64) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v)
 	}
 	counter(desc("polls_answered_total", "Polls that were answered."), float64(s.Polls.Count))
 	counter(desc("heartbeats_answered_total", "Heartbeats that were answered."), float64(s.Lateness.Count))
+	if logs, ok := c.a.logs.(interface{ Collector() prometheus.Collector }); ok { // not among fakes
+		logs.Collector().Collect(out)
+	}
 }

@@ -52,19 +52,15 @@ func removeTree(dir, name string, deadline time.Time) error {
 }
 
 // openDir opens a directory that is really there: no link, no mount. One that its owner closed to himself is opened up first.
+// openat2 would refuse mounts by itself, but systemd's RestrictSUIDSGID= answers ENOSYS to it.
 func openDir(parent int, name string) (int, error) {
-	how := unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH,
-	}
-	fd, err := unix.Openat2(parent, name, &how)
+	const flags = unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := openHere(parent, name, flags|unix.O_RDONLY)
 	if errors.Is(err, unix.EACCES) {
-		locked := how
-		locked.Flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
-		if p, e := unix.Openat2(parent, name, &locked); e == nil {
+		if p, e := openHere(parent, name, flags|unix.O_PATH); e == nil {
 			_ = os.Chmod("/proc/self/fd/"+strconv.Itoa(p), 0o700) //nolint:gosec // a directory
 			_ = unix.Close(p)
-			fd, err = unix.Openat2(parent, name, &how)
+			fd, err = openHere(parent, name, flags|unix.O_RDONLY)
 		}
 	}
 	if err != nil {
@@ -72,6 +68,38 @@ func openDir(parent int, name string) (int, error) {
 	}
 	_ = unix.Fchmod(fd, 0o700) // without w and x nothing in it can be removed; as root it doesn't matter
 	return fd, nil
+}
+
+// openHere opens name, one component, and closes it again if it is on another mount than its parent. Two mounts
+// of one file system have the same device number, so it is the mount's own id that tells.
+func openHere(parent int, name string, flags int) (int, error) {
+	fd, err := unix.Openat(parent, name, flags, 0)
+	if err != nil {
+		return -1, err
+	}
+	above, err := mountID(parent)
+	if err == nil {
+		var here uint64
+		if here, err = mountID(fd); err == nil && here != above {
+			err = unix.EXDEV // as openat2 would say
+		}
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func mountID(fd int) (uint64, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
+		return 0, err
+	}
+	if st.Mask&unix.STATX_MNT_ID == 0 { // Linux before 5.8
+		return 0, unix.EOPNOTSUPP
+	}
+	return st.Mnt_id, nil
 }
 
 func (r *remover) empty(fd, depth int) error {
