@@ -70,7 +70,7 @@ link_and_start() {
 	check "$n: ... comments" inside "$n" grep -q '^# Job types' $config
 	check "$n: the identity is the agent's" equals 'agentd 600' inside "$n" stat -c '%U %a' /var/lib/agentd/identity.json
 	id=$(inside "$n" agentd link --server http://127.0.0.1:7070 2>/dev/null)
-	check "$n: link again says who it is" matches '^agt_' echo "$id"
+	check "$n: link again says who it is" matches '^ag_' echo "$id"
 	check "$n: link starts nothing" equals inactive prop ActiveState
 	write_config "$handlers"
 	check "$n: start" sys start agentd
