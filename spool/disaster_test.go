@@ -166,8 +166,8 @@ func entriesOf(t *testing.T, path string) []logEntry {
 	}
 }
 
-// TestDisasters: what each kind of damage may cost, and not more.
-func TestDisasters(t *testing.T) {
+// TestC2C4Disasters: what each kind of damage may cost, and not more.
+func TestC2C4Disasters(t *testing.T) {
 	t.Parallel()
 	dir, ends := abandoned(t)
 	table := []struct {

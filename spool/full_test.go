@@ -67,6 +67,8 @@ func fillDisk(t *testing.T, dir string, greedy bool) *filler {
 	f.wg.Go(func() {
 		defer out.Close() //nolint:errcheck // to be removed
 		block := make([]byte, 64<<10)
+		again := time.NewTicker(time.Millisecond)
+		defer again.Stop()
 		once := sync.OnceFunc(func() { close(full) })
 		for ctx.Err() == nil {
 			if _, err := out.Write(block); err != nil {
@@ -79,7 +81,10 @@ func fillDisk(t *testing.T, dir string, greedy bool) *filler {
 					return
 				}
 				block = block[:cap(block)]
-				time.Sleep(time.Millisecond) //nolint:forbidigo // another process, as it is: it tries again and again
+				select { // another process, as it is: it tries again and again
+				case <-again.C:
+				case <-ctx.Done():
+				}
 			}
 		}
 		once()

@@ -2,6 +2,7 @@ package trials
 
 import (
 	"bytes"
+	"fmt"
 	"testing"
 
 	"agentd/agent/protocol"
@@ -98,4 +99,10 @@ func (w *world) cut(t *testing.T, j adminclient.Job, attempt int64, does work) {
 		t.Errorf("job %s: %d bytes arrived, and the agent had read %d (for good: %v)", j.ID, got, said.Read, said.Broken)
 	}
 	t.Logf("job %s: %d bytes arrived; %d had been read (for good: %v), the pipe had taken %d", j.ID, got, said.Read, said.Broken, said.Written)
+}
+
+// numberOf reads a line's number.
+func numberOf(line string) (n int64, ok bool) {
+	_, err := fmt.Sscanf(line, "n=%d ", &n)
+	return n, err == nil
 }

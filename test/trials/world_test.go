@@ -50,7 +50,8 @@ func begin(t *testing.T, config string, serverArgs ...string) *world {
 
 const logsSmall = "logs: {memory: 4MiB, spool: {max_size: 64MiB, min_free: 0%}}\n"
 
-func beginWith(t *testing.T, cfg stack.Config) *world {
+// beginWith starts what cfg says; prepare sees the folder first.
+func beginWith(t *testing.T, cfg stack.Config, prepare ...func(dir string)) *world {
 	t.Helper()
 	if err := built(); err != nil {
 		t.Fatal(err)
@@ -73,6 +74,9 @@ func beginWith(t *testing.T, cfg stack.Config) *world {
 			t.Error(err)
 		}
 	})
+	for _, f := range prepare {
+		f(dir)
+	}
 	cfg.Bin, cfg.Dir = scratch, dir
 	// At a trial's end nothing is waited for.
 	cfg.Config = fmt.Sprintf("cgroup: off\ndrain: {timeout: 1s, grace: 1s, flush: 1s}\nhandlers: [{type: shell, grace: 1s}, {type: print, grace: 1s, command: [%q, %s]}]\n",
