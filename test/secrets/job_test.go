@@ -60,12 +60,12 @@ func printSecrets(how string) error {
 	if err := os.WriteFile(filepath.Join(o.Dir, "secrets"), told, 0o600); err != nil {
 		return err
 	}
-	for _, out := range []*os.File{os.Stdout, os.Stderr} {
-		for _, s := range secrets {
-			printAll(out, s)
-		}
-		out.WriteString("control: the end\n")
+	for _, s := range secrets {
+		printAll(os.Stderr, s)
+		printAll(os.Stdout, s, 64<<10, 256<<10)
 	}
+	os.Stderr.WriteString("control: the end\n")
+	os.Stdout.WriteString("control: the end\n")
 	if err := os.WriteFile(filepath.Join(o.Dir, "printed"), nil, 0o600); err != nil {
 		return err
 	}
@@ -73,16 +73,16 @@ func printSecrets(how string) error {
 		if _, err := os.Stat(filepath.Join(o.Dir, "go")); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		time.Sleep(20 * time.Millisecond)
+		<-time.After(20 * time.Millisecond)
 	}
 }
 
-func printAll(out *os.File, s string) {
+func printAll(out *os.File, s string, edges ...int) {
 	fmt.Fprintf(out, "control: password=%s;\n", s)
 	for i := range len(s) { // byte by byte, some of them after the agent has read the ones before
 		out.WriteString(s[i : i+1])
 		if i%7 == 0 {
-			time.Sleep(time.Millisecond)
+			<-time.After(time.Millisecond)
 		}
 	}
 	out.WriteString("\n")
@@ -94,7 +94,7 @@ func printAll(out *os.File, s string) {
 		out.WriteString(text + "\n")
 	}
 	// Over the edges of pipe reads (64 KiB) and batches (256 KiB): each place before an edge that the secret could begin at.
-	for _, edge := range []int{64 << 10, 256 << 10} {
+	for _, edge := range edges {
 		for _, before := range []int{1, len(s) / 2, len(s) - 1} {
 			text := bytes.Repeat([]byte(filler), edge/len(filler)+1)[:edge-before]
 			out.Write(append(text, s+"\n"...))

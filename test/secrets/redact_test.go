@@ -165,8 +165,8 @@ func TestRedactionSecretsAreFoundNowhere(t *testing.T) {
 	if last := job.Last(); last.State != "lost" {
 		t.Errorf("the attempt is %s, want lost: its agent was killed", last.State)
 	}
-	// Per secret and stream: 2 prints, 7 encodings, 6 edges; the key's armour and short lines aren't marked.
-	checkText(t, logText(t, s, id), needles, 2*6*13)
+	// Per secret and stream: 2 prints, 7 encodings; on stdout 6 edges; and the two that were told when they became secrets.
+	checkText(t, logText(t, s, id), needles, 2+6*(2*9+6))
 	for _, f := range search(t, needles, dirs...) {
 		t.Error("after the end: " + f)
 	}
@@ -196,7 +196,7 @@ func TestRedactionBeginsWhileTheJobRuns(t *testing.T) {
 		t.Errorf("the attempt is %s (%s), want succeeded", last.State, last.Error)
 	}
 	text := logText(t, s, id)
-	checkText(t, text, needles, 2+2*2*13)
+	checkText(t, text, needles, 2+2*(2*9+6))
 	if !strings.HasPrefix(text, "control: before\n") || strings.Count(text, "control: the end\n") != 2 {
 		t.Error("lines of the log are missing")
 	}
