@@ -77,7 +77,7 @@ setup() {
 rootfs() {
 	mkdir -p .cache
 	[ -s ".cache/rootfs-$1.tar" ] && return
-	mmdebstrap --variant=minbase --include="$3" "$2" ".cache/rootfs-$1.tar.new" && mv ".cache/rootfs-$1.tar.new" ".cache/rootfs-$1.tar"
+	mmdebstrap --variant=minbase --include="$3" "$2" ".cache/new-$1.tar" && mv ".cache/new-$1.tar" ".cache/rootfs-$1.tar"
 }
 
 # A build whose poll loop hangs, alone, once /run/agentd/hang is there: made from the sources by an overlay,
