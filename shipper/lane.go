@@ -21,6 +21,7 @@ type lane struct {
 
 	asked        bool      // next is the server's word, not only what we remember
 	next         int64     // everything below it is stored at the server
+	heardAt      time.Time // when the server last took something, or was about to be asked without a failure before
 	spoolNext    int64     // everything below it is, or was, in the spool; the rest is in memory
 	spooledSince time.Time // when the oldest record of what went to the spool was read; zero = unknown
 	gaps         []span    // numbers at or above next that stand for nothing any more
@@ -88,6 +89,9 @@ func (s *Shipper) wake(l *lane) {
 		return
 	}
 	l.queued = true
+	if l.fails == 0 {
+		l.heardAt = time.Now()
+	}
 	s.ready = append(s.ready, l)
 	knock(s.shipWake)
 }
@@ -142,6 +146,13 @@ func (s *Shipper) settleEnd(l *lane) {
 		delete(s.ended, s.endedRing[0])
 		s.endedRing = s.endedRing[1:]
 	}
+	s.tellChanged() // not only requests end a lane: the spool may have taken its last batch after the server had
+}
+
+// tellChanged wakes all who wait for lanes to get on. The caller holds mu.
+func (s *Shipper) tellChanged() {
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
 // Final says that the attempt will get no completion (its lease is lost), so that the log itself

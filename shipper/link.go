@@ -8,10 +8,11 @@ import (
 )
 
 const (
-	// bodyMax is the most that one body may have, as sent: a second's worth on a fast disk. What is
-	// in memory is pinned there while it is under way, so such bodies stay smaller.
-	bodyMax       = 4 << 20
-	memoryBodyMax = 1 << 20
+	// bodyMax is the most that one body may have, as sent: a second's worth on a fast disk, and few
+	// enough requests that their cost, a sync of the server's disk above all, is spread over many lines.
+	bodyMax = 4 << 20
+	// memoryShare: what is in memory is pinned there while it is under way, so that such a body takes at most an eighth.
+	memoryShare = 8
 	// decodedMax stays clear of the protocol's 32 MiB.
 	decodedMax = 24 << 20
 	// limitMin is what no refusal makes us go below: a few records always fit.

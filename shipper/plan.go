@@ -197,7 +197,7 @@ func (s *Shipper) whole(l *lane, v view, b stored) (*shipment, error) {
 	decoded := b.decoded
 	limit := v.limit
 	if b.first >= v.spoolNext {
-		limit = min(limit, memoryBodyMax)
+		limit = min(limit, s.cfg.Memory/memoryShare)
 	}
 	for !v.alone && sh.end < v.shippable {
 		if sh.end < v.spoolNext != (b.first < v.spoolNext) || s.deadAt(l, sh.end) != nil {

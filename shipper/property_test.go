@@ -77,6 +77,7 @@ func story(t *testing.T, seed uint64, steps []int, withSpool bool) {
 	v, m := newServer(), newMemSpool()
 	dir := t.TempDir()
 	lives := 0
+	dead := int64(0) // over all lives
 	begin := func(queue string) *rig {
 		cfg := Config{QueueFile: queue, Memory: 1 << 20, MaxLine: 1 << 10, Sender: &mortalSender{server: v}, Logger: zap.NewNop()}
 		if withSpool {
@@ -136,6 +137,7 @@ func story(t *testing.T, seed uint64, steps []int, withSpool bool) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			dead += r.Stats().Dead
 			r.cfg.Sender.(*mortalSender).dead = true
 			if withSpool {
 				r.cfg.Spool.(*mortalSpool).dead = true
@@ -161,7 +163,7 @@ func story(t *testing.T, seed uint64, steps []int, withSpool bool) {
 		l.Close()
 	}
 	r.flush()
-	if dead := r.Stats().Dead; dead == 0 {
+	if dead += r.Stats().Dead; dead == 0 {
 		for name, p := range printed {
 			r.want(name, string(p))
 		}

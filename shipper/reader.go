@@ -93,6 +93,7 @@ func (r *reader) fromFile(f *os.File, g guarded) (total int64, more bool, err er
 			return total, false, &os.PathError{Op: "read", Path: f.Name(), Err: failed}
 		default:
 			r.log.wasRead(n)
+			r.log.keepPace()
 		}
 	}
 }
@@ -163,6 +164,7 @@ func (l *Log) write(which int, p []byte) error {
 		raw.Commit(n)
 		p = p[n:]
 		l.wasRead(n)
+		l.keepPace()
 	}
 	return nil
 }

@@ -69,6 +69,7 @@ func (s *Shipper) accepted(l *lane, b *shipment, next int64, took time.Duration)
 		return
 	}
 	s.advance(l, next)
+	l.heardAt = time.Now()
 	if b.body.Final && next >= b.end {
 		l.finalSaid = true
 	}

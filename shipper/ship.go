@@ -60,8 +60,7 @@ func (s *Shipper) shipLoop(ctx context.Context) {
 				s.release(l)
 				s.wakeOrSleep(l)
 				s.settleEnd(l)
-				close(s.changed)
-				s.changed = make(chan struct{})
+				s.tellChanged()
 				knock(s.shipWake)
 			})
 		}

@@ -8,6 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// pipeSize is what a pipe holds: four times the kernel's default halves the switches between a job that prints as fast
+// as it can and its reader. What it holds when the agent is killed is lost with the job, which is killed as well.
+const pipeSize = 256 << 10
+
 // pipe carries one of the job's streams.
 type pipe struct {
 	read  *os.File
@@ -25,6 +29,7 @@ func openPipe(owner *account) (*pipe, error) {
 		_ = unix.Fchown(fds[1], int(owner.cred.UID), int(owner.cred.GID))
 	}
 	_ = unix.SetNonblock(fds[0], true)
+	_, _ = unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, pipeSize) // refused above the user's limit: then it stays at 64 KiB
 	return &pipe{
 		read:  os.NewFile(uintptr(fds[0]), "job output"),
 		write: os.NewFile(uintptr(fds[1]), "job output"),
