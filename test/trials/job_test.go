@@ -26,7 +26,8 @@ type work struct {
 	Burst int   // lines written at a time
 	Pause int   // ms between bursts
 	Both  bool  // every third line goes to stderr
-	Wait  bool  // don't end before the file Truth+".go" is there
+	Hold  bool  // don't begin before the file Truth+".go" is there
+	Wait  bool  // don't end before it is there
 	Truth string
 }
 
@@ -110,6 +111,9 @@ func (w work) print() error {
 		return err
 	}
 	defer f.Close()
+	if w.Hold {
+		w.await()
+	}
 	var written int64
 	var pause <-chan time.Time
 	if w.Pause > 0 {
@@ -148,11 +152,19 @@ func (w work) print() error {
 	if err := note(f, written, stagePrinted); err != nil {
 		return err
 	}
-	for w.Wait {
-		if _, err := os.Stat(w.Truth + ".go"); err == nil {
-			break
-		}
-		<-time.After(20 * time.Millisecond)
+	if w.Wait {
+		w.await()
 	}
 	return nil
+}
+
+// await waits for letGo.
+func (w work) await() {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for range tick.C {
+		if _, err := os.Stat(w.Truth + ".go"); err == nil {
+			return
+		}
+	}
 }

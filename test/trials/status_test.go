@@ -22,7 +22,7 @@ func TestL5EveryStatus(t *testing.T) {
 	}
 	ids, does := make([]string, len(answers)), make([]work, len(answers))
 	for i := range answers {
-		does[i] = work{Lines: 1000, Size: 120, Burst: 1000, Both: true, Wait: true}
+		does[i] = work{Lines: 1000, Size: 120, Burst: 1000, Both: true, Hold: true}
 		ids[i] = w.print(t, adminclient.Submission{MaxAttempts: 1}, &does[i])
 		answers[i].Method, answers[i].Path = "POST", "/agent/v1/jobs/"+ids[i]+"/attempts/*/logs"
 		answers[i].Mode, answers[i].Count = faults.Status, 3
