@@ -59,6 +59,15 @@ bench: build ## Measure speed and memory, as ratios side by side in one run
 soak: build ## The field trials at their full sizes (an hour, 20 GB of disk)
 	AGENTD_SOAK=1 $(GO) test -timeout 120m -count=1 $(PKG)
 
+.PHONY: packages
+packages: ## Build deb and rpm of both commands for amd64 and arm64 into dist/, reproducibly (VERSION=1.0.0)
+	packaging/build.sh '$(VERSION)'
+
+DISTS ?= bookworm
+.PHONY: test-packages
+test-packages: ## Lint the packages and live an agent's life with them in booted systems (root; DISTS="bookworm trixie rpm")
+	DISTS='$(DISTS)' test/packages/run.sh
+
 .PHONY: vuln
 vuln: ## govulncheck (needs its database, which is not reachable everywhere)
 	$(TOOL) govulncheck ./...
