@@ -34,14 +34,17 @@ func (c *cli) daemon(flags *pflag.FlagSet) (*daemonClient, error) {
 	if e, ok := errors.AsType[*configError](err); err != nil && (!ok || e.unread) {
 		return nil, err
 	}
-	path := socketPath(s)
+	return dialing(socketPath(s)), nil
+}
+
+func dialing(path string) *daemonClient {
 	return &daemonClient{path, http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			d := net.Dialer{Timeout: dialTimeout}
 			return d.DialContext(ctx, "unix", path)
 		},
 		DisableKeepAlives: true,
-	}}}, nil
+	}}}
 }
 
 // call makes one call. What goes wrong carries the exit code that architecture.md names.
