@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"agentd/agent"
+	"golang.org/x/sys/unix"
+
 	"agentd/controlplane-mock/adminclient"
 )
 
@@ -57,7 +59,7 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 		cfg:        cfg,
 		ConfigFile: filepath.Join(cfg.Dir, "agentd.yaml"),
 		StateDir:   filepath.Join(cfg.Dir, "state"),
-		RuntimeDir: filepath.Join(cfg.Dir, "run"),
+		RuntimeDir: runtimeDir(cfg.Dir),
 		TokenFile:  filepath.Join(cfg.Dir, "admin-token"),
 	}
 	defer func() {
@@ -189,6 +191,9 @@ func (s *Stack) Stop() error {
 			*p = nil
 		}
 	}
+	if !strings.HasPrefix(s.RuntimeDir, s.cfg.Dir) {
+		errs = append(errs, os.RemoveAll(s.RuntimeDir))
+	}
 	return errors.Join(errs...)
 }
 
@@ -217,4 +222,14 @@ func FreePort(host string) (string, error) {
 	}
 	defer ln.Close()
 	return ln.Addr().String(), nil
+}
+
+// runtimeDir is a folder on tmpfs, as the packages have it: on a disk, the kernel would write the queue file back now and then.
+func runtimeDir(dir string) string {
+	const shm = "/dev/shm"
+	var fs unix.Statfs_t
+	if unix.Statfs(shm, &fs) != nil || fs.Type != unix.TMPFS_MAGIC || int64(fs.Bavail)*fs.Bsize < 256<<20 { //nolint:gosec // far below 2^63
+		return filepath.Join(dir, "run")
+	}
+	return filepath.Join(shm, "agentd-stack"+strings.ReplaceAll(dir, "/", "-"))
 }
