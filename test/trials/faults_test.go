@@ -66,13 +66,16 @@ func TestL8OneAttemptsTroubleIsItsOwn(t *testing.T) {
 	bad := [2]work{}
 	var ids [2]string
 	for i := range bad {
-		bad[i] = work{Lines: 5000, Size: 120, Burst: 10, Pause: 5}
+		bad[i] = work{Lines: 5000, Size: 120, Burst: 10, Pause: 5, Hold: true}
 		ids[i] = w.print(t, adminclient.Submission{}, &bad[i])
 	}
 	route := func(id string) string { return "/agent/v1/jobs/" + id + "/attempts/*/logs" }
 	w.faults(t,
 		faults.Rule{Method: "POST", Path: route(ids[0]), Mode: faults.Status, Status: 500, Code: protocol.CodeInternal},
 		faults.Rule{Method: "POST", Path: route(ids[1]), Mode: faults.Hang})
+	for _, does := range bad {
+		does.letGo(t)
+	}
 	for range scaled(3, 50) {
 		good := work{Lines: 2000, Size: 120, Burst: 20, Pause: 5, Both: true}
 		w.whole(t, w.ended(t, w.print(t, adminclient.Submission{}, &good), "succeeded"), good)
