@@ -11,6 +11,7 @@ import (
 	"agentd/controlplane-mock/store/redka"
 )
 
+// ttl is the default of a lease.
 const ttl = 10 * time.Second
 
 // J11: between two starts the control plane's clock is set back by decades, and then forward again (a synctest
