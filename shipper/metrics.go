@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"agentd/spool"
 )
 
 // Collector exports Stats and the request counters. The caller registers it.
@@ -67,8 +69,11 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	total(descRetries, n.retries.Load())
 	total(descCorrupt, n.corrupt.Load())
 	total(descRemarks, n.remarksLost.Load())
+	// Each reason from the start at 0: an alert on an increase doesn't see the first value of a new series.
+	gaps := map[string]int64{spool.ReasonCorrupt: 0, spool.ReasonMissing: 0, spool.ReasonSpoolFull: 0, spool.ReasonRemoved: 0}
 	n.mu.Lock()
-	gaps, requests := maps.Clone(n.gaps), maps.Clone(n.requests)
+	maps.Copy(gaps, n.gaps)
+	requests := maps.Clone(n.requests)
 	n.mu.Unlock()
 	for _, reason := range slices.Sorted(maps.Keys(gaps)) {
 		total(descGaps, gaps[reason], reason)
