@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 )
 
@@ -44,18 +42,4 @@ func corpus(path string, size int64) (err error) {
 		}
 	}
 	return w.Flush()
-}
-
-// runJob is the job side: bench job term FILE waits for SIGTERM and writes down when it came.
-func runJob(args []string) error {
-	if len(args) != 2 || args[0] != "term" {
-		return errors.New("usage: bench job term FILE")
-	}
-	term := make(chan os.Signal, 1)
-	signal.Notify(term, syscall.SIGTERM)
-	if err := os.WriteFile(args[1]+".ready", nil, 0o600); err != nil {
-		return err
-	}
-	<-term
-	return os.WriteFile(args[1], fmt.Appendf(nil, "%d", time.Now().UnixNano()), 0o600)
 }

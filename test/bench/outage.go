@@ -8,10 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
+	"agentd/agent"
 	"agentd/controlplane-mock/adminclient"
 	"agentd/test/stack"
 )
@@ -105,20 +107,20 @@ func benchOutage(ctx context.Context, e env, r *report) (err error) {
 	return nil
 }
 
-// jobsEnded waits until the agent has no running job.
+// jobsEnded waits until the agent runs no job: what has ended and can't be reported yet doesn't count.
 func jobsEnded(ctx context.Context, s *stack.Stack) error {
 	for {
-		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", s.Agent.PID(), s.Agent.PID()))
+		st, err := s.Status(ctx)
 		if err != nil {
 			return err
 		}
-		if len(strings.TrimSpace(string(children))) == 0 {
+		if !slices.ContainsFunc(st.Jobs, func(j agent.JobStatus) bool { return j.State == "running" }) {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }
