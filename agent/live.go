@@ -57,5 +57,8 @@ func (a *Agent) Alive() error {
 	if late := a.pulse.deaf(); len(late) > 0 {
 		return fmt.Errorf("agent: %s", late[0])
 	}
+	if logs, ok := a.logs.(interface{ Alive() error }); ok { // fakes have no loops
+		return logs.Alive()
+	}
 	return nil
 }

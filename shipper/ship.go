@@ -41,6 +41,7 @@ func (s *Shipper) shipLoop(ctx context.Context) {
 	for ctx.Err() == nil {
 		s.mu.Lock()
 		now := time.Now()
+		s.stamps.shipLooked.Store(now.UnixNano())
 		next := s.rouse(now)
 		for now.After(s.link.pausedUntil) || now.Equal(s.link.pausedUntil) {
 			l := s.pick(now)

@@ -45,6 +45,7 @@ type Shipper struct {
 	spilWake  chan struct{}
 	spillIdle atomic.Bool
 	spoolOut  atomic.Bool // the spool took nothing the last time
+	stamps    stamps
 
 	mu        sync.Mutex
 	lanes     map[string]*lane // every attempt of which anything is held; guarded by mu

@@ -200,6 +200,8 @@ func (s *Shipper) store(ctx context.Context, group []spillable) error {
 		}
 		batches = append(batches, packed...)
 	}
+	s.stamps.spillBegan.Store(time.Now().UnixNano())
+	defer s.stamps.spillBegan.Store(0)
 	return s.cfg.Spool.Append(ctx, batches...) //nolint:wrapcheck // the caller looks for the spool's own errors
 }
 
