@@ -68,6 +68,7 @@ type Identity struct {
 	cause    error         // why the last link failed, or the server refused another call; nil when all is well
 	since    time.Time     // of state
 	lastErr  error         // of the last link that failed: Relink's answer while failing
+	tried    time.Time     // when the last link failed
 	next     time.Time     // when Run links next; zero = never by itself
 	failing  bool          // Relink answers lastErr until next
 	stopped  bool          // Run has returned
@@ -179,6 +180,11 @@ func (i *Identity) Relink(ctx context.Context, refused string) error {
 		case i.stopped:
 			i.mu.Unlock()
 			return ErrStopped
+		case i.failing && !asked && i.outageOver():
+			// Else heartbeats would be refused until the back-off has passed, and a lease that lasted through the outage be lost.
+			asked = true
+			i.next = time.Now()
+			i.nudge()
 		case i.failing:
 			err := i.lastErr
 			i.mu.Unlock()
@@ -194,6 +200,12 @@ func (i *Identity) Relink(ctx context.Context, refused string) error {
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// outageOver guesses, when a call was refused, that linking works again: the last try got no answer, and the server has just
+// given one. The caller holds mu.
+func (i *Identity) outageOver() bool {
+	return protocol.CodeOf(i.lastErr) == "" && !errors.Is(i.lastErr, ErrNotWritable) && time.Since(i.tried) >= shortestRetry
 }
 
 // Announce tells the server who the agent is now: it links again soon, with info.

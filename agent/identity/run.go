@@ -18,6 +18,9 @@ const (
 	// tokenWatch is how often a refused agent looks at its token: a person who has just put a new
 	// one in place is watching.
 	tokenWatch = 5 * time.Second
+	// shortestRetry is between a link that failed and one that a refused call asks for, however many are refused: less than
+	// heartbeats pause (2 s), so that the first of them after an outage finds a new key, or gets one.
+	shortestRetry = time.Second
 	// shortestRenewal keeps a server with absurdly short keys from being asked in a tight loop.
 	shortestRenewal = 250 * time.Millisecond
 )
@@ -162,7 +165,8 @@ func (i *Identity) failed(err error, pace backoff.BackOff) {
 	case protocol.RetrySlow:
 		wait = max(time.Minute, wait)
 	}
-	i.next, i.failing = time.Now().Add(wait), true
+	i.tried = time.Now()
+	i.next, i.failing = i.tried.Add(wait), true
 	if state == Conflict && !i.first {
 		i.next = time.Time{} // never with start again by itself
 	}

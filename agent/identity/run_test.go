@@ -110,12 +110,15 @@ func TestAnOutageAtRenewalCostsNothing(t *testing.T) {
 		if err := poll(t, client); protocol.ActionFor(err) != protocol.Retry {
 			t.Errorf("got %v, want the outage's error at once", err)
 		}
-		if after, _ := c.seen(); after != before {
-			t.Errorf("a refused call asked %d times on its own", after-before)
+		for range 10 {
+			_ = poll(t, client)
+		}
+		if after, _ := c.seen(); after-before > 1 {
+			t.Errorf("calls that were refused within a moment asked %d times, want once", after-before)
 		}
 		c.set(func() { c.drop = 0 })
-		time.Sleep(30 * time.Second) // the longest back-off
-		synctest.Wait()
+		time.Sleep(time.Second)
+		// The back-off is at 30 s by now. A heartbeat that the server refuses doesn't wait for it: the lease would be lost.
 		if err := poll(t, client); err != nil || i.AgentID() != id || i.Status().State != identity.Linked {
 			t.Errorf("after the outage: %v, %+v", err, i.Status())
 		}
