@@ -11,42 +11,48 @@ import (
 	"agentd/agent/protocol"
 )
 
+// cutOffRow is one row of the table: how long the agent is cut off, and what may become of attempt 1.
+type cutOffRow struct {
+	cut       time.Duration
+	other     bool // another agent waits for work
+	exclusive bool
+	grace     time.Duration
+	want      ends
+}
+
+type ends map[string]bool // what may end the attempt
+
+const (
+	goesOn  = "none"
+	lostIt  = "leaseLost"
+	expired = "leaseExpired"
+)
+
+var cutOffRows = []cutOffRow{
+	{5 * time.Second, false, false, 10 * time.Second, ends{goesOn: true}},
+	{5 * time.Second, true, false, 10 * time.Second, ends{goesOn: true}},
+	{5 * time.Second, false, true, 10 * time.Second, ends{expired: true}},
+	{5 * time.Second, true, true, 10 * time.Second, ends{expired: true}},
+	{11 * time.Second, false, false, 10 * time.Second, ends{goesOn: true, lostIt: true}},
+	{11 * time.Second, true, false, 10 * time.Second, ends{goesOn: true, lostIt: true}},
+	{11 * time.Second, false, true, 10 * time.Second, ends{expired: true}},
+	{11 * time.Second, true, true, 10 * time.Second, ends{expired: true}},
+	{time.Minute, false, false, 10 * time.Second, ends{lostIt: true}},
+	{time.Minute, true, false, 10 * time.Second, ends{lostIt: true}},
+	{time.Minute, false, true, 10 * time.Second, ends{expired: true}},
+	{time.Minute, true, true, 10 * time.Second, ends{expired: true}},
+	{10 * time.Minute, false, false, 10 * time.Second, ends{lostIt: true}},
+	{10 * time.Minute, true, false, 10 * time.Second, ends{lostIt: true}},
+	{10 * time.Minute, false, true, 10 * time.Second, ends{expired: true}},
+	{10 * time.Minute, true, true, 10 * time.Second, ends{expired: true}},
+	// A short grace leaves an exclusive job more of its window.
+	{2 * time.Second, true, true, time.Second, ends{goesOn: true}},
+}
+
 // The table of docs/leases.md (J5): an agent is cut off, the server and its reaper are not. Each row
 // is tried with the cut at 13 phases of the held heartbeat, since that decides who is faster.
 func TestCutOffAgent(t *testing.T) {
-	type ends map[string]bool // what may end the attempt, "none" = it goes on
-	const (
-		goesOn  = "none"
-		lost    = "leaseLost"
-		expired = "leaseExpired"
-	)
-	rows := []struct {
-		cut       time.Duration
-		other     bool // another agent waits for work
-		exclusive bool
-		grace     time.Duration
-		want      ends
-	}{
-		{5 * time.Second, false, false, 10 * time.Second, ends{goesOn: true}},
-		{5 * time.Second, true, false, 10 * time.Second, ends{goesOn: true}},
-		{5 * time.Second, false, true, 10 * time.Second, ends{expired: true}},
-		{5 * time.Second, true, true, 10 * time.Second, ends{expired: true}},
-		{11 * time.Second, false, false, 10 * time.Second, ends{goesOn: true, lost: true}},
-		{11 * time.Second, true, false, 10 * time.Second, ends{goesOn: true, lost: true}},
-		{11 * time.Second, false, true, 10 * time.Second, ends{expired: true}},
-		{11 * time.Second, true, true, 10 * time.Second, ends{expired: true}},
-		{time.Minute, false, false, 10 * time.Second, ends{lost: true}},
-		{time.Minute, true, false, 10 * time.Second, ends{lost: true}},
-		{time.Minute, false, true, 10 * time.Second, ends{expired: true}},
-		{time.Minute, true, true, 10 * time.Second, ends{expired: true}},
-		{10 * time.Minute, false, false, 10 * time.Second, ends{lost: true}},
-		{10 * time.Minute, true, false, 10 * time.Second, ends{lost: true}},
-		{10 * time.Minute, false, true, 10 * time.Second, ends{expired: true}},
-		{10 * time.Minute, true, true, 10 * time.Second, ends{expired: true}},
-		// A short grace leaves an exclusive job more of its window.
-		{2 * time.Second, true, true, time.Second, ends{goesOn: true}},
-	}
-	for _, row := range rows {
+	for _, row := range cutOffRows {
 		name := fmt.Sprintf("cut=%v other=%v exclusive=%v grace=%v", row.cut, row.other, row.exclusive, row.grace)
 		t.Run(name, func(t *testing.T) {
 			for phase := range 13 {
