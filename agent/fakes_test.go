@@ -343,7 +343,9 @@ func (l *fakeLogs) Final(ref protocol.AttemptRef) {
 	l.final = append(l.final, key(ref.JobID, ref.Attempt))
 }
 func (l *fakeLogs) Recovered() []shipper.Recovered { return l.recovered }
-func (l *fakeLogs) SetServer(int64, []string)      {}
+
+func (l *fakeLogs) MemoryLost(protocol.AttemptRef, int64) {}
+func (l *fakeLogs) SetServer(int64, []string)             {}
 func (l *fakeLogs) Flush(ctx context.Context) error {
 	l.flushed.Store(true)
 	if l.flush != nil {

@@ -12,6 +12,7 @@ import (
 	"agentd/agent/journal"
 	"agentd/agent/protocol"
 	"agentd/leasekeeper"
+	"agentd/shipper"
 )
 
 // sweepTimeout bounds the search for what an earlier process left, so that polling begins within 5 s of a start.
@@ -43,9 +44,9 @@ func (a *Agent) sweep(ctx context.Context, left []journal.Entry) {
 
 // settleLeft reports what an earlier process left behind, until it is settled or ctx ends.
 func (a *Agent) settleLeft(ctx context.Context, left []journal.Entry) {
-	records := map[string]int64{}
+	found := map[string]shipper.Recovered{}
 	for _, r := range a.logs.Recovered() {
-		records[key(r.Ref.JobID, r.Ref.Attempt)] = r.LogRecords
+		found[key(r.Ref.JobID, r.Ref.Attempt)] = r
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -57,14 +58,14 @@ func (a *Agent) settleLeft(ctx context.Context, left []journal.Entry) {
 				return
 			case <-a.link.ready:
 			}
-			a.settleEntry(ctx, e, records[key(e.JobID, e.Attempt)])
+			a.settleEntry(ctx, e, found[key(e.JobID, e.Attempt)])
 		})
 	}
 }
 
 // settleEntry reports one outcome. While the report of a job that had ended waits, its lease is kept, if it
 // still lives: a reaped one would be run again.
-func (a *Agent) settleEntry(ctx context.Context, e journal.Entry, recovered int64) {
+func (a *Agent) settleEntry(ctx context.Context, e journal.Entry, log shipper.Recovered) {
 	if e.Completion == nil && e.Proc.PID == 0 && e.StartedAt.IsZero() {
 		// It was accepted and never ran: another agent may as well begin.
 		job := &protocol.Job{ID: e.JobID, Attempt: e.Attempt, LeaseToken: e.LeaseToken}
@@ -84,7 +85,11 @@ func (a *Agent) settleEntry(ctx context.Context, e journal.Entry, recovered int6
 		}
 	}
 	if c.LogRecords = e.Log.Records; !e.Log.Closed {
-		c.LogRecords = max(e.Log.Records, recovered)
+		c.LogRecords = max(e.Log.Records, log.LogRecords)
+	}
+	if !log.InMemory {
+		// A reboot empties the runtime directory, and a queue file can be lost. What had not left memory is gone: the log says so.
+		a.logs.MemoryLost(e.Ref(), e.Log.Records)
 	}
 	if err := a.journal.SetCompletion(e.JobID, e.Attempt, *c); err != nil {
 		a.log.Error("outcome could not be written down", zap.String("job", e.JobID), zap.Error(err))

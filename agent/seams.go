@@ -60,6 +60,7 @@ type logs interface {
 	Open(ref protocol.AttemptRef) (jobLog, error)
 	Final(ref protocol.AttemptRef) // the attempt gets no completion: the log itself says where it ends
 	Recovered() []shipper.Recovered
+	MemoryLost(ref protocol.AttemptRef, records int64) // of an attempt that Recovered doesn't have in memory
 	SetServer(maxLogBody int64, encodings []string)
 	Flush(ctx context.Context) error // until everything is acknowledged, or ctx ends
 	AttemptStats(jobID string, attempt int64) (shipper.AttemptStats, bool)

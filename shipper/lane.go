@@ -26,6 +26,8 @@ type lane struct {
 	spooledSince time.Time // when the oldest record of what went to the spool was read; zero = unknown
 	gaps         []span    // numbers at or above next that stand for nothing any more
 	orphan       bool      // the server doesn't know the attempt
+	memoryLost   bool      // what memory held of it is gone; see MemoryLost
+	lostTo       int64     // how many numbers the log has; 0 = nobody knows
 	final        bool      // the server must be told where the log ends
 	finalSaid    bool
 

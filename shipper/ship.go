@@ -215,5 +215,6 @@ func (s *Shipper) settleAsked(l *lane, next int64, err error) {
 		}
 	}
 	s.advance(l, next)
+	s.ownUp(l)
 	s.recoveredFrom(l)
 }

@@ -211,7 +211,7 @@ func (s *Shipper) recover(found []*queue.Attempt) {
 			n = max(n, l.log.countAll())
 		}
 		s.counters.accepted.Add(s.end(l) - l.next)
-		s.recovered = append(s.recovered, Recovered{Ref: l.ref, LogRecords: n})
+		s.recovered = append(s.recovered, Recovered{Ref: l.ref, LogRecords: n, InMemory: l.q != nil})
 		s.wake(l)
 	}
 }

@@ -66,6 +66,7 @@ func (c *counters) request(call string, err error) {
 type Recovered struct {
 	Ref        protocol.AttemptRef
 	LogRecords int64 // what a completion of it must say
+	InMemory   bool  // the queue file had it: nothing that was read is missing. Else see MemoryLost
 }
 
 // AttemptStats is where an attempt's records are.
