@@ -13,6 +13,7 @@ GO      := go
 TOOL    := $(GO) tool -modfile=internal/tools/go.mod
 PKG     ?= ./...
 FUZZTIME ?= 10s
+FUZZ    ?= .
 
 .PHONY: help
 help: ## Print this list
@@ -33,7 +34,7 @@ setup: ## Install what the tests use beside Go (Debian packages by name, as root
 	test/setup.sh
 
 .PHONY: test
-test: setup lint unit fuzz ## Everything a change must pass: lint, unit and integration tests, short fuzzing
+test: setup lint unit ## Everything a change must pass: lint, unit and integration tests (fuzz seeds among them)
 
 .PHONY: unit
 unit: build ## Unit and integration tests with the race detector, in random order (PKG=./spool/... for some)
@@ -47,8 +48,8 @@ lint: ## go vet, go fix, golangci-lint (gosec among them) and a check that go.mo
 	$(TOOL) golangci-lint run
 
 .PHONY: fuzz
-fuzz: ## Fuzz every decoder for FUZZTIME each (10s; the seeds also run in `unit`)
-	test/fuzz.sh $(FUZZTIME)
+fuzz: ## Fuzz every decoder for FUZZTIME each (10s), or those whose names match FUZZ
+	test/fuzz.sh $(FUZZTIME) '$(FUZZ)'
 
 .PHONY: bench
 bench: build ## Measure speed and memory, as ratios side by side in one run
