@@ -74,7 +74,9 @@ func benchCrash(ctx context.Context, e env, r *report) (err error) {
 	if e.full {
 		rounds = 100
 	}
-	s, err := stack.Start(ctx, stack.Config{Bin: e.bin, Dir: e.dir, Config: "handlers:\n  - {type: sleep, command: [/bin/sleep, \"600\"]}\n"})
+	stamp := filepath.Join(e.dir, "pid")
+	config := fmt.Sprintf("handlers:\n  - {type: sleep, command: [/bin/sh, -c, %q]}\n", "echo $$ > "+stamp+"; exec sleep 600")
+	s, err := stack.Start(ctx, stack.Config{Bin: e.bin, Dir: e.dir, Config: config})
 	if err != nil {
 		return err
 	}
@@ -85,11 +87,12 @@ func benchCrash(ctx context.Context, e env, r *report) (err error) {
 		if err != nil {
 			return err
 		}
-		for job.Status != "running" {
-			if job, err = s.Admin.Job(ctx, job.ID); err != nil {
-				return err
-			}
-			time.Sleep(5 * time.Millisecond)
+		// Accepted is not begun: what hasn't begun is released, and runs again.
+		if _, err := awaitFile(ctx, stamp); err != nil {
+			return err
+		}
+		if err := os.Remove(stamp); err != nil {
+			return err
 		}
 		killed := time.Now()
 		if err := s.Agent.Kill(); err != nil {
