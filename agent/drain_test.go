@@ -229,3 +229,23 @@ type brokenLogs struct {
 }
 
 func (l *brokenLogs) Run(context.Context) error { return l.err }
+
+// The watchdog asks while a drain goes on, too: the poll loop has ended by then, and isn't deaf.
+func TestALongDrainIsAlive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{Drain: Drain{Timeout: time.Hour}})
+		w.Handle("t", takes(20*time.Minute))
+		w.plane.submit("job_1")
+		w.begin(t)
+		wait(time.Second)
+		var late error
+		time.AfterFunc(15*time.Minute, func() { late = w.Alive() })
+		w.end(t)
+		if late != nil {
+			t.Errorf("after 15 minutes of a drain: %v", late)
+		}
+		if c := w.plane.outcome(t, "job_1"); c.Outcome != protocol.Succeeded {
+			t.Errorf("outcome %s, want succeeded", c.Outcome)
+		}
+	})
+}
