@@ -26,6 +26,31 @@ func (w *world) block(t *testing.T, route string) {
 	w.fault(t, faults.Rule{Path: route, Mode: faults.Hang})
 }
 
+// J1: every second answer to a poll is lost after the server leased the job. Each job runs once and loses no attempt.
+func TestLostPollAnswers(t *testing.T) {
+	t.Parallel()
+	jobs := 12
+	if soak() {
+		jobs = 200
+	}
+	w := begin(t, stack.Config{ServerArgs: []string{"--faults"}})
+	w.fault(t, faults.Rule{Path: pollRoute, Mode: faults.DropResponse, Probability: new(0.5)})
+	ids := make([]string, jobs)
+	for i := range ids {
+		ids[i] = w.submit(t, once, fmt.Sprintf("echo x >> %s/ran-%d; echo n=1", w.dir, i))
+	}
+	for i, id := range ids {
+		w.wantOnce(t, id, 1)
+		if got, want := read(fmt.Sprintf("%s/ran-%d", w.dir, i)), "x\n"; got != want {
+			t.Errorf("job %d ran %d times, want once", i, len(got)/2)
+		}
+	}
+	rules, err := w.Admin.Faults(t.Context())
+	if err != nil || len(rules) != 1 || rules[0].Hits == 0 {
+		t.Errorf("no answer was lost, so the trial shows nothing: %+v (%v)", rules, err)
+	}
+}
+
 // J2: only the log route is blocked. The job's outcome is told at once, its log arrives afterwards, whole.
 func TestOnlyTheLogRouteIsBlocked(t *testing.T) {
 	t.Parallel()
