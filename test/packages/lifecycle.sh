@@ -224,6 +224,34 @@ outage_reboot() {
 	check "$n: ... every line once" counts_up "$job" 1
 }
 
+# The drop-ins that docs/operating.md tells to use do what it says, and the unit by itself doesn't allow it.
+drop_ins() {
+	check "$n: jobs gain no privileges" equals 1 says 'sed -n "s/NoNewPrivs:[^0-9]*//p" /proc/self/status'
+	check "$n: jobs mount nothing" not says 'unshare -Urm mount -t tmpfs none /mnt && echo mounted'
+	drop_in 1
+	check "$n: with the first drop-in they make containers" equals mounted says 'unshare -Urm mount -t tmpfs none /mnt && echo mounted'
+	drop_in 2
+	check "$n: with the second they may gain privileges" equals 0 says 'sed -n "s/NoNewPrivs:[^0-9]*//p" /proc/self/status'
+	inside "$n" rm -r /run/systemd/system/agentd.service.d
+	sys daemon-reload
+	sys restart agentd
+}
+drop_in() {
+	inside "$n" mkdir -p /run/systemd/system/agentd.service.d
+	awk -v want="$1" '/^```ini/ { k++; on = 1; next } /^```/ { on = 0 } on && k == want' docs/operating.md |
+		inside "$n" sh -c 'cat >/run/systemd/system/agentd.service.d/jobs.conf'
+	sys daemon-reload
+	sys restart agentd
+}
+# says SCRIPT: runs it as a job and prints what it printed; fails if it fails.
+says() {
+	local id
+	id=$(submit "$1" --max-attempts 1) && job_becomes 30 "$id" '.status == "succeeded" or .status == "failed"' >/dev/null || return 1
+	job_becomes 10 "$id" '.attempts[-1].logsComplete' >/dev/null
+	mock logs "$id" --stream out
+	job_is "$id" '.status == "succeeded"' >/dev/null
+}
+
 removal() {
 	check "$n: remove" inside "$n" dpkg -r agentd
 	check "$n: ... stops it" not active
@@ -265,7 +293,7 @@ deb_lifecycle() {
 	install -m 755 "$work/hang/agentd" "$work/$n/opt/agentd-hang"
 	boot "$work/$n" "$n" >/dev/null || { check "$n: boots" false && return; }
 	local step
-	for step in ${STEPS:-install_unlinked link_and_start crash watchdog reload stops upgrade outage_reboot removal token_in_place}; do
+	for step in ${STEPS:-install_unlinked link_and_start crash watchdog reload drop_ins stops upgrade outage_reboot removal token_in_place}; do
 		local before=$failed
 		$step
 		[ "$failed" = "$before" ] || inside "$n" journalctl --no-pager -q -u agentd -n "${TAIL:-15}" | cut -c1-400 | sed 's/^/     | /'

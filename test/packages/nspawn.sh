@@ -3,12 +3,13 @@
 # boot ROOT NAME · inside NAME CMD… · shut NAME
 
 v2=$(findmnt -nt cgroup2 -o TARGET | head -1)
+cgroup=agentd-test-$$
 
 boot() {
 	local root=$1 name=$2 state= i
 	# A cgroup of its own: containers that are started from the root cgroup would share theirs.
-	mkdir -p "$v2/agentd-test-$name"
-	setsid bash -c "echo \$\$ >'$v2/agentd-test-$name/cgroup.procs'; echo \$\$ >'$work/$name.pid'
+	mkdir -p "$v2/$cgroup-$name"
+	setsid bash -c "echo \$\$ >'$v2/$cgroup-$name/cgroup.procs'; echo \$\$ >'$work/$name.pid'
 		SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 exec systemd-nspawn --quiet --boot --private-network --register=no --keep-unit \
 			--console=pipe --kill-signal=SIGRTMIN+3 -M '$name' -D '$root'" </dev/null >>"$work/$name.console" 2>&1 &
 	for i in $(seq 240); do
@@ -42,7 +43,7 @@ shut() {
 	kill -0 "$pid" 2>/dev/null && kill -KILL "$pid"
 	rm -f "$work/$name.pid"
 	for h in "$v2" /sys/fs/cgroup/systemd; do
-		[ -d "$h/agentd-test-$name" ] && find "$h/agentd-test-$name" -depth -type d -exec rmdir {} + 2>/dev/null
+		[ -d "$h/$cgroup-$name" ] && find "$h/$cgroup-$name" -depth -type d -exec rmdir {} + 2>/dev/null
 	done
-	[ ! -d "$v2/agentd-test-$name" ]
+	[ ! -d "$v2/$cgroup-$name" ]
 }

@@ -151,6 +151,6 @@ for d in $dists; do
 	*) deb_lifecycle "$d" ;;
 	esac
 done
-check "no cgroup is left" not ls -d "$v2"/agentd-test-* 
+check "no cgroup is left" not ls -d "$v2/$cgroup"-*
 echo "$failed failed"
 [ $failed = 0 ]
