@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -21,7 +22,7 @@ func cpuSeconds(pid int) (float64, error) {
 		return 0, err
 	}
 	// The command name may hold spaces; fields count from behind its parenthesis.
-	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
 	user, err := strconv.ParseFloat(fields[11], 64)
 	if err != nil {
 		return 0, err

@@ -34,5 +34,5 @@ func Isolate(ctx context.Context) error {
 	if ns, err = os.Readlink("/proc/thread-self/ns/net"); err != nil {
 		return err
 	}
-	return unix.Exec(exe, os.Args, append(os.Environ(), isolated+"="+ns)) //nolint:gosec // its own binary, its own arguments
+	return unix.Exec(exe, os.Args, append(os.Environ(), isolated+"="+ns))
 }

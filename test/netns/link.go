@@ -189,7 +189,7 @@ func Missing() string {
 }
 
 func run(ctx context.Context, argv ...string) error {
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...) //nolint:gosec // fixed tools, our own arguments
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("netns: %s: %w: %s", strings.Join(argv, " "), err, bytes.TrimSpace(out))
 	}

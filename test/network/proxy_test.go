@@ -32,9 +32,9 @@ func nginxWith(dir, from, to string, cut time.Duration, more string) (config str
 	if cut > 0 {
 		timeout = fmt.Sprintf("proxy_read_timeout %ds;", int(cut.Seconds()))
 	}
-	temp := ""
+	var temp strings.Builder
 	for _, of := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
-		temp += fmt.Sprintf("%s_temp_path %s/temp-%s; ", of, dir, of)
+		fmt.Fprintf(&temp, "%s_temp_path %s/temp-%s; ", of, dir, of)
 	}
 	user := "" // the workers of a master that is root are nobody, who may not enter dir
 	if os.Geteuid() == 0 {
@@ -45,7 +45,7 @@ events { worker_connections 256; }
 http { access_log off; %s
   server { listen %s; %s %s
     location / { proxy_pass http://%s; } } }
-`, user, dir, temp, from, timeout, more, to), []string{"nginx", "-e", "stderr", "-p", dir, "-c", filepath.Join(dir, "proxy.conf")}
+`, user, dir, temp.String(), from, timeout, more, to), []string{"nginx", "-e", "stderr", "-p", dir, "-c", filepath.Join(dir, "proxy.conf")}
 }
 
 // haproxy answers 504 after timeout server, 50 s in Debian's config.

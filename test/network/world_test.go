@@ -41,7 +41,7 @@ func begin(t *testing.T, cfg stack.Config) *world {
 	if err := built(); err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "net") // a socket's path is short
+	dir, err := os.MkdirTemp("", "net") //nolint:usetesting // a socket's path must be short, and TempDir's has the test's name
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,9 +15,9 @@ import (
 	"strings"
 	"time"
 
-	"agentd/agent"
 	"golang.org/x/sys/unix"
 
+	"agentd/agent"
 	"agentd/controlplane-mock/adminclient"
 )
 
@@ -228,7 +228,7 @@ func FreePort(host string) (string, error) {
 func runtimeDir(dir string) string {
 	const shm = "/dev/shm"
 	var fs unix.Statfs_t
-	if unix.Statfs(shm, &fs) != nil || fs.Type != unix.TMPFS_MAGIC || int64(fs.Bavail)*fs.Bsize < 256<<20 { //nolint:gosec // far below 2^63
+	if unix.Statfs(shm, &fs) != nil || fs.Type != unix.TMPFS_MAGIC || int64(fs.Bavail)*fs.Bsize < 256<<20 {
 		return filepath.Join(dir, "run")
 	}
 	return filepath.Join(shm, "agentd-stack"+strings.ReplaceAll(dir, "/", "-"))
