@@ -67,10 +67,14 @@ eventually() {
 not() { ! "$@"; }
 
 setup() {
-	command -v mmdebstrap systemd-nspawn lintian rpmlint rpm bwrap cpio promtool jq >/dev/null && return
+	local tool missing=
+	for tool in mmdebstrap systemd-nspawn lintian rpmlint rpm bwrap cpio promtool jq curl readelf; do
+		command -v "$tool" >/dev/null || missing+=" $tool"
+	done
+	[ -n "$missing" ] || return 0
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends mmdebstrap systemd-container lintian rpmlint rpm \
-		python3-magic bubblewrap cpio zstd prometheus jq >/dev/null
+		python3-magic bubblewrap cpio zstd prometheus jq curl binutils >/dev/null
 }
 
 # rootfs NAME DIST PACKAGES: .cache/rootfs-NAME.tar
