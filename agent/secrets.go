@@ -157,7 +157,7 @@ func (s *redactSocket) serve() {
 		places <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-places }()
-			defer c.Close()
+			defer func() { _ = c.Close() }() // the answer was written, or its reader is gone
 			_ = c.SetDeadline(time.Now().Add(redactTime))
 			answer := "ok\n"
 			if err := s.take(c); err != nil {

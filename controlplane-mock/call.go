@@ -67,7 +67,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, name string, e en
 		if p == nil {
 			return
 		}
-		if p == any(http.ErrAbortHandler) || c.wrote { //nolint:errorlint // a panic's value is compared as it is
+		if p == any(http.ErrAbortHandler) || c.wrote {
 			panic(p)
 		}
 		s.log.Error("handler panicked", zap.String("route", name), zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))

@@ -60,12 +60,11 @@ func TestLogIsAppendedAtNext(t *testing.T) {
 			wantNext(t, a.ship(j, first, 0, ""), 21)
 		}
 		wantNext(t, next(), 21)
-		want := ""
-		var wantSb64 strings.Builder
+		var lines strings.Builder
 		for i := range 15 {
-			wantSb64.WriteString(fmt.Sprintf("n=%d\n", i))
+			fmt.Fprintf(&lines, "n=%d\n", i)
 		}
-		want += wantSb64.String()
+		want := lines.String()
 		want += "[gap: 5 records lost: spoolFull]\nn=20\n"
 		if got := e.text(j.ID, ""); got != want {
 			t.Errorf("log:\n%s\nwant:\n%s", got, want)

@@ -47,7 +47,7 @@ func BenchmarkPipeToBatch(b *testing.B) {
 		b.Run(compression, func(b *testing.B) {
 			dir := b.TempDir()
 			if _, err := os.Stat("/dev/shm"); err == nil {
-				dir, _ = os.MkdirTemp("/dev/shm", "agentd")
+				dir, _ = os.MkdirTemp("/dev/shm", "agentd") //nolint:usetesting // on tmpfs
 				defer os.RemoveAll(dir)
 			}
 			var text bytes.Buffer

@@ -88,9 +88,9 @@ func crashChild(dir, url, job string) {
 		fail(err)
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { s.Run(context.Background()) })                              //nolint:errcheck // killed
-	wg.Go(func() { l.Stream(protocol.Stdout).ReadFrom(os.NewFile(3, "out")) }) //nolint:errcheck // killed
-	wg.Go(func() { l.Stream(protocol.Stderr).ReadFrom(os.NewFile(4, "err")) }) //nolint:errcheck // killed
+	wg.Go(func() { s.Run(context.Background()) })
+	wg.Go(func() { l.Stream(protocol.Stdout).ReadFrom(os.NewFile(3, "out")) })
+	wg.Go(func() { l.Stream(protocol.Stderr).ReadFrom(os.NewFile(4, "err")) })
 	fmt.Println("ready")
 	wg.Wait()
 }
@@ -103,7 +103,7 @@ func crashShipper(dir, url string) (*Shipper, func(), error) {
 	} else if sp != nil {
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
-		wg.Go(func() { sp.Run(ctx) }) //nolint:errcheck // what it lost would be missed
+		wg.Go(func() { sp.Run(ctx) })
 		stop = func() { cancel(); wg.Wait() }
 		cfg.Spool, _ = any(sp).(Spool)
 	}
@@ -117,7 +117,7 @@ func crashShipper(dir, url string) (*Shipper, func(), error) {
 
 func openSpool(dir string) (*spool.Spool, error) {
 	if os.Getenv("AGENTD_TEST_NO_SPOOL") != "" {
-		return nil, nil //nolint:nilnil // none is wanted
+		return nil, nil
 	}
 	return spool.Open(spool.Config{Dir: dir, MaxSize: 256 << 20, EpochSize: 8 << 20})
 }
@@ -156,7 +156,7 @@ func TestC1C6CrashMatrix(t *testing.T) {
 		case how == 1:
 			a.Failed = true
 		case m.Ask:
-			next, _ := v.LogNext(r.Context(), m.Ref) //nolint:errcheck // it knows no failure
+			next, _ := v.LogNext(r.Context(), m.Ref)
 			a.Next = next.Next
 		default:
 			next, err := v.ShipLog(r.Context(), m.Ref, m.Body)
@@ -165,7 +165,7 @@ func TestC1C6CrashMatrix(t *testing.T) {
 		if how == 2 && n%3 == 0 {
 			panic(http.ErrAbortHandler)
 		}
-		gob.NewEncoder(w).Encode(a) //nolint:errcheck // the child may be dead
+		gob.NewEncoder(w).Encode(a)
 	}))
 	defer web.Close()
 
@@ -196,7 +196,7 @@ func TestC1C6CrashMatrix(t *testing.T) {
 	stop()
 	<-done
 	stopSpool()
-	s.Close() //nolint:errcheck // done with it
+	s.Close()
 	http.DefaultClient.CloseIdleConnections()
 	total := 0
 	for _, j := range jobs {
@@ -269,12 +269,12 @@ func crashRound(t *testing.T, dir, url string, j *job, random *rand.Rand) {
 	}
 	timer := time.NewTimer(time.Duration(10+random.IntN(160)) * time.Millisecond)
 	<-timer.C
-	cmd.Process.Kill() //nolint:errcheck // it is our child
-	cmd.Wait()         //nolint:errcheck // killed
+	cmd.Process.Kill()
+	cmd.Wait()
 	// The writers stop, and what is still in the pipes is drained by us.
 	var rest [2][]byte
 	for _, w := range writers {
-		w.SetWriteDeadline(time.Now()) //nolint:errcheck // a pipe knows it
+		w.SetWriteDeadline(time.Now())
 	}
 	wg.Wait()
 	for i, r := range readers {

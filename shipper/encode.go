@@ -116,7 +116,7 @@ func appendSnappy(dst, src []byte) []byte {
 			data = append(dst[at+8:at+8], block...)
 		}
 		dst = dst[:at+8+len(data)]
-		binary.LittleEndian.PutUint32(dst[at:], uint32(len(data)+4)<<8|uint32(kind)) //nolint:gosec // at most 76 KiB
+		binary.LittleEndian.PutUint32(dst[at:], uint32(len(data)+4)<<8|uint32(kind))
 		binary.LittleEndian.PutUint32(dst[at+4:], crc)
 	}
 	return dst

@@ -25,7 +25,7 @@ func three(t *testing.T, f func(n int) *fault) {
 		for _, job := range []string{"a", "b", "c"} {
 			l := r.open(job)
 			go func() {
-				l.Stream(protocol.Stdout).ReadFrom(strings.NewReader(text)) //nolint:errcheck // compared below
+				l.Stream(protocol.Stdout).ReadFrom(strings.NewReader(text))
 				l.Close()
 			}()
 		}
@@ -208,7 +208,7 @@ func TestL7PoisonRecord(t *testing.T) {
 			v := newServer()
 			v.fault = func(rf protocol.AttemptRef, b protocol.LogBody) *fault {
 				id, _ := encodingOf(b.Encoding)
-				text, _ := decode([]byte(strings.Join(framesOf(b), "")), id) //nolint:errcheck // the server says so itself
+				text, _ := decode([]byte(strings.Join(framesOf(b), "")), id)
 				if rf.JobID == "a" && strings.Contains(string(text), "n=437 ") {
 					return &fault{err: answer(422, protocol.CodeInvalid)}
 				}
@@ -289,7 +289,7 @@ func TestL14OutageLongerThanMemoryBlocksTheJob(t *testing.T) {
 		text = strings.Repeat(text, 4) + randomText(6<<20)
 		done := make(chan struct{})
 		go func() {
-			l.Stream(protocol.Stdout).ReadFrom(onlyReader{strings.NewReader(text)}) //nolint:errcheck // compared below
+			l.Stream(protocol.Stdout).ReadFrom(onlyReader{strings.NewReader(text)})
 			l.Close()
 			close(done)
 		}()

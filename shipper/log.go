@@ -89,13 +89,10 @@ func (l *Log) Close() int64 {
 	l.sealMu.Lock()
 	l.closed.Store(true)
 	l.sealMu.Unlock()
-	n := int64(0)
-	if err := l.seal(); err == nil {
-		n = l.q.Next()
-	} else {
-		n = l.countAll() // memory is full: the rest is sealed as it empties, with just these numbers
+	if err := l.seal(); err != nil {
+		return l.countAll() // memory is full: the rest is sealed as it empties, with just these numbers
 	}
-	return n
+	return l.q.Next()
 }
 
 // streamEnded notes that a stream's pipe is at its end, so that a last line without newline needn't wait for one.

@@ -1,7 +1,7 @@
 package shipper
 
 import (
-	"fmt"
+	"errors"
 	"testing"
 	"time"
 
@@ -36,7 +36,7 @@ func TestMemoryThatIsGoneIsOwnedUpTo(t *testing.T) {
 					time.Sleep(5 * time.Second)
 				} else {
 					m.mu.Lock()
-					m.err = fmt.Errorf("the disk is away, too")
+					m.err = errors.New("the disk is away, too")
 					m.mu.Unlock()
 				}
 				r.stopAnyhow()

@@ -66,7 +66,7 @@ func (s *Shipper) look(l *lane) view {
 	defer s.mu.Unlock()
 	offered := [8]bool{}
 	for e := range offered {
-		offered[e] = s.link.usable(uint8(e)) //nolint:gosec // below 8
+		offered[e] = s.link.usable(uint8(e))
 	}
 	complete := l.complete() // before end, which can't move any more then
 	return view{

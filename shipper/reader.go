@@ -67,7 +67,7 @@ func (r *reader) fromFile(f *os.File, g guarded) (total int64, more bool, err er
 				n, full, failed, more = 0, false, nil, true
 				return true
 			}
-			n, full, failed = readOnce(raw, int(fd)) //nolint:gosec // a descriptor
+			n, full, failed = readOnce(raw, int(fd))
 			if g != nil {
 				g.End(n)
 			}
@@ -104,7 +104,7 @@ func (r *reader) fromFile(f *os.File, g guarded) (total int64, more bool, err er
 func readOnce(raw *queue.Raw, fd int) (n int, full bool, err error) {
 	room, err := raw.Space(false)
 	if err != nil {
-		return 0, true, nil
+		return 0, true, nil //nolint:nilerr // the only error is a full memory
 	}
 	holds, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
 	if err != nil || holds < 1 {

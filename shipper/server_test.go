@@ -78,7 +78,7 @@ func (v *server) ShipLog(ctx context.Context, ref protocol.AttemptRef, b protoco
 				v.mu.Lock()
 			}
 			if f.commit {
-				v.store(ref, b, data) //nolint:errcheck // the answer is lost
+				v.store(ref, b, data)
 			}
 			if _, said := errors.AsType[*protocol.Error](f.err); said {
 				return protocol.Next{}, f.err

@@ -134,14 +134,12 @@ func (s *Shipper) tooLarge(l *lane, b *shipment, err error) {
 		s.failed(l, err, protocol.Halve, 0)
 	case b.one:
 		s.deadLetter(l, b, err)
+	case s.link.tooLarge(b.size, time.Now()):
+		s.cfg.Logger.Info("log body limit lowered", zap.Int64("bytes", s.link.learned), zap.Error(err))
+	case b.batches == 1:
+		l.maxRecords = max(1, b.body.Count/2) // it was within the limit already, so it isn't the bytes as sent
 	default:
-		if s.link.tooLarge(b.size, time.Now()) {
-			s.cfg.Logger.Info("log body limit lowered", zap.Int64("bytes", s.link.learned), zap.Error(err))
-		} else if b.batches == 1 {
-			l.maxRecords = max(1, b.body.Count/2) // it was within the limit already, so it isn't the bytes as sent
-		} else {
-			l.alone = true
-		}
+		l.alone = true
 	}
 }
 

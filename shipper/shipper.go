@@ -191,7 +191,7 @@ func RefOf(stored []byte) (protocol.AttemptRef, error) {
 // the spool's word and our release leaves it in both.
 func (s *Shipper) recover(found []*queue.Attempt) {
 	for _, q := range found {
-		ref := protocol.AttemptRef{JobID: q.JobID, Attempt: q.Ident.Attempt, LeaseToken: q.Token}
+		ref := protocol.AttemptRef{JobID: q.JobID, Attempt: q.Attempt, LeaseToken: q.Token}
 		l := &Log{s: s, q: q, ref: ref}
 		l.closed.Store(true)
 		for i := range l.ended {

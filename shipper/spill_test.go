@@ -134,7 +134,7 @@ func TestWhenFull(t *testing.T) {
 			l := r.open("a")
 			done := make(chan int64)
 			go func() {
-				l.Stream(protocol.Stdout).ReadFrom(onlyReader{strings.NewReader(text)}) //nolint:errcheck // compared below
+				l.Stream(protocol.Stdout).ReadFrom(onlyReader{strings.NewReader(text)})
 				done <- l.Close()
 			}()
 			time.Sleep(10 * time.Minute)

@@ -99,7 +99,7 @@ const (
 
 func appendBlob(dst []byte, blobs ...[]byte) []byte {
 	for _, b := range blobs {
-		dst = binary.BigEndian.AppendUint32(dst, uint32(len(b))) //nolint:gosec // ≤ maxData + header
+		dst = binary.BigEndian.AppendUint32(dst, uint32(len(b)))
 		dst = append(dst, b...)
 	}
 	return dst

@@ -42,8 +42,7 @@ const (
 	discardSize = 1 << 20
 	// smallFiles is room for MANIFEST, KEYREGISTRY, LOCK, INDEX and directory blocks.
 	smallFiles = 128 << 10
-	// groupEntries bounds a transaction's entries: badger refuses more than 15 % of a memtable, and
-	// with the smallest one that is some 700 of our longest keys.
+	// groupEntries bounds a chunk's entries, and so what waits in memory for one fdatasync.
 	groupEntries = 512
 	// entryOverhead is above what badger adds to key and value in either log.
 	entryOverhead = 22 + versionSuffix + vlogSum
@@ -149,19 +148,23 @@ func spareDescriptors() (err error) {
 	return nil
 }
 
+// commit gives each entry a transaction of its own: badger keeps a transaction's entries in a map, and writes them in
+// no order. A process that is killed in the middle would leave the end of a group and not its beginning, and whoever goes
+// by the highest number would take what is missing for stored.
 func (d *db) commit(entries []entry) error {
-	txn := d.badger.NewTransaction(true)
-	defer txn.Discard()
-	for _, e := range entries {
-		if err := txn.Set(e.key, e.value); err != nil {
-			return err
-		}
-	}
 	if err := d.populate(entries); err != nil {
 		return err
 	}
-	if err := txn.Commit(); err != nil {
-		return err
+	for _, e := range entries {
+		txn := d.badger.NewTransaction(true)
+		err := txn.Set(e.key, e.value)
+		if err == nil {
+			err = txn.Commit()
+		}
+		txn.Discard()
+		if err != nil {
+			return err
+		}
 	}
 	// Some of badger's failures are only logged.
 	if d.log.failed.Load() {
@@ -178,16 +181,16 @@ func (d *db) commit(entries []entry) error {
 func (d *db) populate(entries []entry) error {
 	vlog, wal := d.vlogAt, d.walAt
 	both := func(e *extent, n int64) { e.low, e.high = e.low+n, e.high+n }
+	end := int64(3 + 2 + len(txnEndKey) + versionSuffix + vlogSum)
+	const digits = 20
 	for _, e := range entries {
 		k := int64(len(e.key)) + versionSuffix
 		// meta, user meta, both lengths, expiry; key, value, checksum
 		both(&vlog, 3+uvarintLen(k)+uvarintLen(int64(len(e.value)))+k+int64(len(e.value))+vlogSum)
 		both(&wal, 3+uvarintLen(k)+1+k+valuePointer+vlogSum)
+		vlog.low, vlog.high = vlog.low+end+1, vlog.high+end+digits
+		both(&wal, end+valuePointer)
 	}
-	end := int64(3 + 2 + len(txnEndKey) + versionSuffix + vlogSum)
-	const digits = 20
-	vlog.low, vlog.high = vlog.low+end+1, vlog.high+end+digits
-	both(&wal, end+valuePointer)
 	err := errors.Join(
 		populate(d.vlogMap, d.vlogAt.low, vlog.high, d.vlogSize),
 		populate(d.walMap, d.walAt.low, wal.high+vlogEntryHeader+8, d.walSize)) // it zeroes the next header
@@ -210,7 +213,7 @@ func populate(mapping uintptr, from, to, size int64) error {
 
 func uvarintLen(n int64) int64 {
 	var b [binary.MaxVarintLen64]byte
-	return int64(binary.PutUvarint(b[:], uint64(n))) //nolint:gosec // a length
+	return int64(binary.PutUvarint(b[:], uint64(n)))
 }
 
 // mappingOf finds where this process has mapped a file, or 0.

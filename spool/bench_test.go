@@ -34,7 +34,7 @@ func benchPlain(b *testing.B, total, group, size int) float64 {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // a scratch file
+	defer f.Close()
 	data := payload("bench/1", 0, size)
 	start := time.Now()
 	for done := 0; done < total; done += group {

@@ -86,7 +86,7 @@ func (c *Client) frames(ctx context.Context, path string) iter.Seq2[streamFrame,
 			yield(streamFrame{}, err)
 			return
 		}
-		defer body.Close() //nolint:errcheck // was read
+		defer body.Close()
 		for {
 			f, err := readFrame(body)
 			if errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {

@@ -72,7 +72,7 @@ func TestC1KilledWhileSpooling(t *testing.T) {
 	dir := filepath.Join(fastDir(t), "s")
 	durable, acked := map[string]int64{}, map[string]int64{}
 	for round := range rounds {
-		cmd := exec.CommandContext(t.Context(), os.Args[0]) //nolint:gosec // the test binary itself
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
 		cmd.Env = append(os.Environ(), crashEnv+"="+dir)
 		out, err := cmd.StdoutPipe()
 		must(t, err)

@@ -42,7 +42,7 @@ func abandoned(t *testing.T) (dir string, ends map[string]int64) {
 // fastDir is for tests that have nothing to learn from a disk's fsync.
 func fastDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "spool-test-")
+	dir, err := os.MkdirTemp("/dev/shm", "spool-test-") //nolint:usetesting // on tmpfs
 	if err != nil {
 		return t.TempDir()
 	}
@@ -96,7 +96,7 @@ func copySparse(from, to string, size int64) error {
 	if err != nil {
 		return err
 	}
-	defer in.Close() //nolint:errcheck // only read
+	defer in.Close()
 	out, err := os.Create(to)
 	if err != nil {
 		return err
@@ -148,7 +148,7 @@ func entriesOf(t *testing.T, path string) []logEntry {
 	t.Helper()
 	f, err := os.Open(path)
 	must(t, err)
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	info, err := f.Stat()
 	must(t, err)
 	log := newLogReader(f, info.Size())

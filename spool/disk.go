@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,7 +23,7 @@ func fsSpace(dir string) (free, total int64, err error) {
 	if err := unix.Statfs(dir, &st); err != nil {
 		return 0, 0, fmt.Errorf("spool: statfs: %w", err)
 	}
-	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, nil //nolint:gosec // far below 2^63
+	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, nil
 }
 
 // isFull says whether an error means that space, quota or inodes are used up: it passes.
@@ -99,7 +100,7 @@ func punch(path string, from int64) {
 	if err != nil {
 		return
 	}
-	defer f.Close() //nolint:errcheck // nothing was written
+	defer f.Close()
 	info, err := f.Stat()
 	if err != nil || from >= info.Size() {
 		return
@@ -122,8 +123,8 @@ func punch(path string, from int64) {
 }
 
 func lastNonZero(b []byte) int {
-	for i := len(b) - 1; i >= 0; i-- {
-		if b[i] != 0 {
+	for i, c := range slices.Backward(b) {
+		if c != 0 {
 			return i
 		}
 	}

@@ -68,10 +68,10 @@ func (u *epochUsage) add(entries []entry) {
 		u.vlog += k + int64(len(e.value)) + entryOverhead
 		u.wal += k + valuePointer + entryOverhead
 		u.mem += k + valuePointer + nodeOverhead
+		// What badger ends each transaction with.
+		const end = 64
+		u.vlog, u.wal, u.mem = u.vlog+end, u.wal+end, u.mem+end+nodeOverhead
 	}
-	// What badger ends the transaction with.
-	const end = 64
-	u.vlog, u.wal, u.mem = u.vlog+end, u.wal+end, u.mem+end+nodeOverhead
 }
 
 // fits says whether the entries can go in without badger rolling a file, which would happen in a

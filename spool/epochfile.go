@@ -23,7 +23,7 @@ func openIndex(dir string, entries bool) (*index, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err
@@ -105,7 +105,7 @@ func release(path string) {
 	if err != nil {
 		return
 	}
-	defer f.Close() //nolint:errcheck // nothing was written
+	defer f.Close()
 	if info, err := f.Stat(); err == nil && info.Size() > 0 {
 		_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, info.Size())
 	}

@@ -243,11 +243,11 @@ func TestC5RemovalSurvivesACrashAtEachStep(t *testing.T) {
 			r := start(t, Config{Dir: dir, MaxSize: 64 << 20})
 			r.Ack("a/1", 100) // what the server says at the start
 			r.expect("a/1", 100, 200, 5000)
+			r.Ack("a/1", 200)
+			r.stop() // what is being removed goes through the trash
 			if n := len(dirNames(filepath.Join(dir, trashDir))) + len(dirNames(filepath.Join(dir, quarantineDir))); n != 0 {
 				t.Fatalf("%d left in trash and quarantine", n)
 			}
-			r.Ack("a/1", 200)
-			r.stop()
 			if st := r.Stats(); st.Epochs != 0 {
 				t.Fatalf("%d epochs", st.Epochs)
 			}

@@ -30,7 +30,7 @@ func mounted(t *testing.T, kind string, mib int) string {
 		must(t, os.WriteFile(image, nil, 0o600))
 		must(t, os.Truncate(image, int64(mib)<<20))
 		for _, args := range [][]string{{"mkfs.ext4", "-q", "-F", image}, {"mount", "-o", "loop", image, dir}} {
-			if out, e := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); e != nil { //nolint:gosec // fixed
+			if out, e := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); e != nil {
 				err = fmt.Errorf("%v: %w: %s", args, e, out)
 				break
 			}
@@ -65,7 +65,7 @@ func fillDisk(t *testing.T, dir string, greedy bool) *filler {
 	must(t, err)
 	full := make(chan struct{})
 	f.wg.Go(func() {
-		defer out.Close() //nolint:errcheck // to be removed
+		defer out.Close()
 		block := make([]byte, 64<<10)
 		again := time.NewTicker(time.Millisecond)
 		defer again.Stop()
@@ -107,7 +107,7 @@ func TestC7DiskFullBySomebodyElse(t *testing.T) {
 	if !greedy {
 		// A filler that takes what becomes free at once may make us leave a database open for good,
 		// with its goroutines and mappings: by design, and so in a process of its own.
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v") //nolint:gosec // the test binary itself
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
 		cmd.Env = append(os.Environ(), greedyEnv+"=1")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("with a greedy filler: %v\n%s", err, out)

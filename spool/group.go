@@ -242,7 +242,7 @@ func (s *Spool) committed(e *epoch, chunks []*chunk) {
 			e.ix.add(it.attempt, it.ref)
 			a.end = max(a.end, it.ref.next)
 			s.appended++
-			s.appendBytes += uint64(it.ref.valueLen) //nolint:gosec // > 0
+			s.appendBytes += uint64(it.ref.valueLen)
 		}
 		s.commits.observe(time.Since(c.start))
 	}

@@ -88,7 +88,7 @@ func walk(read func(string, int64) (Batch, error), attempt string, from int64, s
 		}
 		if h, ok := errors.AsType[*HoleError](err); ok {
 			if h.First != at || h.Next <= at {
-				return got, lost, fmt.Errorf("hole %+v at %d", h, at)
+				return got, lost, fmt.Errorf("hole where %d was asked for: %w", at, h)
 			}
 			lost = append(lost, hole{h.First, h.Next, h.Reason})
 			at = h.Next

@@ -70,6 +70,18 @@ func (ix *index) add(attempt string, r ref) {
 	}
 }
 
+// drop takes the ref that was added last back.
+func (ix *index) drop(attempt string) {
+	refs := ix.refs[attempt]
+	meta := ix.span(attempt).meta
+	delete(ix.refs, attempt)
+	delete(ix.spans, attempt)
+	ix.setMeta(attempt, meta)
+	for _, r := range refs[:len(refs)-1] {
+		ix.add(attempt, r)
+	}
+}
+
 func (ix *index) sort() {
 	for attempt, refs := range ix.refs {
 		slices.SortStableFunc(refs, func(a, b ref) int {
@@ -175,21 +187,21 @@ func (ix *index) encode() []byte {
 		sum = binary.AppendUvarint(sum, uint64(len(sp.meta)))
 		sum = append(sum, sp.meta...)
 		for _, v := range []int64{sp.first, sp.next, sp.batches, sp.bytes, sp.decoded, sp.oldest} {
-			sum = binary.AppendUvarint(sum, uint64(v)) //nolint:gosec // ≥ 0
+			sum = binary.AppendUvarint(sum, uint64(v))
 		}
 		for _, r := range ix.refs[a] {
-			ents = binary.LittleEndian.AppendUint32(ents, uint32(i))          //nolint:gosec // small
-			ents = binary.LittleEndian.AppendUint32(ents, uint32(r.valueLen)) //nolint:gosec // ≤ maxData
+			ents = binary.LittleEndian.AppendUint32(ents, uint32(i))
+			ents = binary.LittleEndian.AppendUint32(ents, uint32(r.valueLen))
 			for _, v := range []int64{r.first, r.next, r.valueAt, r.decoded, r.stored} {
-				ents = binary.LittleEndian.AppendUint64(ents, uint64(v)) //nolint:gosec // ≥ 0
+				ents = binary.LittleEndian.AppendUint64(ents, uint64(v))
 			}
 		}
 	}
 	out := make([]byte, 0, indexHeader+len(sum)+len(ents))
 	out = append(out, indexMagic...)
-	out = binary.LittleEndian.AppendUint32(out, uint32(len(sum))) //nolint:gosec // far below 4 GiB
+	out = binary.LittleEndian.AppendUint32(out, uint32(len(sum)))
 	out = binary.LittleEndian.AppendUint32(out, crc32.Checksum(sum, castagnoli))
-	out = binary.LittleEndian.AppendUint32(out, uint32(len(ents))) //nolint:gosec // far below 4 GiB
+	out = binary.LittleEndian.AppendUint32(out, uint32(len(ents)))
 	out = binary.LittleEndian.AppendUint32(out, crc32.Checksum(ents, castagnoli))
 	out = binary.LittleEndian.AppendUint32(out, crc32.Checksum(out, castagnoli))
 	return append(append(out, sum...), ents...)
@@ -244,7 +256,7 @@ func (ix *index) parseSummary(b []byte) ([]string, error) {
 			return -1
 		}
 		b = b[n:]
-		return int64(v) //nolint:gosec // bounded above
+		return int64(v)
 	}
 	text := func() []byte {
 		n := number()
@@ -285,7 +297,7 @@ func (ix *index) parseEntries(b []byte, attempts []string) error {
 		if i >= len(attempts) {
 			return errors.New("entries don't parse")
 		}
-		at := func(o int) int64 { return int64(binary.LittleEndian.Uint64(b[o:])) } //nolint:gosec // checksummed
+		at := func(o int) int64 { return int64(binary.LittleEndian.Uint64(b[o:])) }
 		ix.refs[attempts[i]] = append(ix.refs[attempts[i]], ref{
 			valueLen: int64(binary.LittleEndian.Uint32(b[4:])),
 			first:    at(8), next: at(16), valueAt: at(24), decoded: at(32), stored: at(40),

@@ -28,8 +28,8 @@ func appendKey(dst []byte, k key) []byte {
 	dst = append(dst, keyVersion, k.kind, byte(len(k.attempt)))
 	dst = append(dst, k.attempt...)
 	if k.kind == kindBatch {
-		dst = binary.BigEndian.AppendUint64(dst, uint64(k.first)) //nolint:gosec // never negative
-		dst = binary.BigEndian.AppendUint64(dst, uint64(k.next))  //nolint:gosec // never negative
+		dst = binary.BigEndian.AppendUint64(dst, uint64(k.first))
+		dst = binary.BigEndian.AppendUint64(dst, uint64(k.next))
 	}
 	return dst
 }
@@ -53,7 +53,7 @@ func parseKey(b []byte) (key, error) {
 		if first >= next || next > 1<<62 {
 			return key{}, fmt.Errorf("range %d to %d", first, next)
 		}
-		k.first, k.next = int64(first), int64(next) //nolint:gosec // bounded above
+		k.first, k.next = int64(first), int64(next)
 		return k, nil
 	}
 	return key{}, fmt.Errorf("kind %q with %d more bytes", k.kind, len(rest))

@@ -35,7 +35,7 @@ func lockDir(dir string) (*os.File, error) {
 		return nil, err
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		defer f.Close() //nolint:errcheck // nothing was written
+		defer f.Close()
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("flock: %w", err)
 		}

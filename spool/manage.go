@@ -197,7 +197,7 @@ func (s *Spool) remove(e *epoch) bool {
 		s.open = nil
 	}
 	s.forgetLoaded(e)
-	moved := false
+	var moved bool
 	if _, err := os.Stat(filepath.Join(e.dir, damagedName)); err == nil {
 		moved = s.moveTo(quarantineDir, e.dir, epochName(e.id))
 	} else {

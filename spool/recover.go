@@ -135,15 +135,15 @@ func (s *Spool) adopt(e *epoch) (*index, error) {
 	}
 	if res.readables == 0 {
 		_, err := os.Stat(filepath.Join(e.dir, openingName))
-		if err == nil || len(res.damage) == 0 && res.torn == nil {
+		if err == nil || len(res.damage) == 0 && (res.torn == nil || res.dropped) {
 			// Nothing was accepted before the marker was gone, or ever.
 			s.trash(e.dir)
-			return nil, nil
+			return nil, nil //nolint:nilnil // there is no epoch, and nothing failed
 		}
 		s.thin(e, res)
 		e.spans = res.ix.spans
 		s.loseEpoch(e, ReasonCorrupt, "nothing in it can be read")
-		return nil, nil
+		return nil, nil //nolint:nilnil // there is no epoch, and nothing failed
 	}
 	if res.torn != nil && res.readables > 0 {
 		s.log.Info("epoch ended in the middle of a write", zap.Uint64("epoch", e.id), zap.NamedError("at", res.torn))
@@ -180,7 +180,7 @@ func (s *Spool) loseEpoch(e *epoch, reason, detail string) {
 			a.meta = sp.meta
 		}
 		a.addHole(hole{First: sp.first, Next: sp.next, Reason: reason})
-		s.corrupt += uint64(sp.batches) //nolint:gosec // ≥ 0
+		s.corrupt += uint64(sp.batches)
 	}
 	if err := s.writeHoles(); err != nil {
 		s.log.Warn("holes weren't written", zap.Error(err))

@@ -69,7 +69,7 @@ func anonymous() int64 {
 
 func measureStart(tb testing.TB, dir string) (batches, size int64, took time.Duration, anon int64) {
 	tb.Helper()
-	cmd := exec.CommandContext(tb.Context(), os.Args[0]) //nolint:gosec // the test binary itself
+	cmd := exec.CommandContext(tb.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), scaleEnv+"="+dir, "GOMEMLIMIT=100MiB")
 	out, err := cmd.CombinedOutput()
 	var us int64

@@ -30,6 +30,7 @@ type scanResult struct {
 	ix        *index
 	damage    []error
 	torn      error // how the value log ends, when it ends in the middle of a write
+	dropped   bool  // which was a batch that nobody was promised
 	vlogEnd   int64 // where the entries end
 	walEnd    int64
 	readables int
@@ -46,7 +47,7 @@ func scanEpoch(dir string) (scanResult, error) {
 	case err != nil:
 		return res, err
 	default:
-		defer f.Close() //nolint:errcheck // only read
+		defer f.Close()
 	}
 	var size int64
 	seen := map[int64]bool{} // by where an entry ends, which both logs know
@@ -70,7 +71,7 @@ func scanEpoch(dir string) (scanResult, error) {
 // scanValues walks the value log. Where an entry isn't one, it looks for the next value of ours: if
 // there is none, the log ended in the middle of a write, and nothing was said to be durable behind it.
 func (res *scanResult) scanValues(log *logReader, seen map[int64]bool) {
-	at := int64(vlogFileHeader)
+	at, last := int64(vlogFileHeader), int64(-1)
 	for at < log.end {
 		e, err := log.entry(at)
 		if errors.Is(err, errLogEnd) {
@@ -78,6 +79,7 @@ func (res *scanResult) scanValues(log *logReader, seen map[int64]bool) {
 		}
 		if err == nil {
 			if err = res.take(log, e); err == nil {
+				last = at
 				at += e.size
 				seen[at] = true
 				continue
@@ -95,9 +97,34 @@ func (res *scanResult) scanValues(log *logReader, seen map[int64]bool) {
 		} else {
 			seen[e.valueAt+e.valueLen+vlogSum] = true
 		}
-		at = e.valueAt + e.valueLen + vlogSum
+		at, last = e.valueAt+e.valueLen+vlogSum, -1
 	}
 	res.vlogEnd = at
+	if last >= 0 && res.torn == nil {
+		res.dropTorn(log, last, seen)
+	}
+}
+
+// dropTorn takes the log's last entry back when it is a batch that isn't whole: a kill in the middle of copying it leaves
+// what its header says and not all of its data. Such a batch was promised to nobody, and its place isn't in the write-ahead
+// log, which is written second. One that is there is damaged, and comes in again with that log.
+func (res *scanResult) dropTorn(log *logReader, at int64, seen map[int64]bool) {
+	e, err := log.entry(at)
+	if err != nil {
+		return
+	}
+	k, err := parseKey(e.key)
+	if err != nil || k.kind != kindBatch {
+		return // a whole entry stands before it
+	}
+	_, err = log.value(e)
+	if _, unread := errors.AsType[*fs.PathError](err); err == nil || unread {
+		return
+	}
+	res.torn, res.dropped = fmt.Errorf("%s at %d: %w", vlogName, at, err), true
+	res.readables--
+	res.ix.drop(k.attempt)
+	delete(seen, at+e.size)
 }
 
 // take adds one entry of the value log to the index. Entries of badger's own are passed over.
@@ -153,7 +180,7 @@ func (res *scanResult) scanWAL(path string, log *logReader, seen map[int64]bool)
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
 		return err

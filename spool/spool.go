@@ -108,8 +108,7 @@ func Open(cfg Config) (*Spool, error) {
 		commits:  newHistogram(),
 	}
 	if err := s.takeDir(); err != nil && !isFull(err) {
-		var locked *LockedError
-		if errors.As(err, &locked) {
+		if _, locked := errors.AsType[*LockedError](err); locked {
 			return nil, err
 		}
 		return nil, fmt.Errorf("spool: %w", err)

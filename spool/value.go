@@ -41,10 +41,10 @@ type header struct {
 func appendValue(dst, keyBytes []byte, h header, data []byte) []byte {
 	at := len(dst)
 	dst = append(dst, valueMagic0, valueMagic1, valueVersion, h.encoding, 0, 0, 0, 0)
-	dst = binary.LittleEndian.AppendUint64(dst, uint64(h.count))   //nolint:gosec // ≥ 0
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(data))) //nolint:gosec // ≤ maxData
-	dst = binary.LittleEndian.AppendUint64(dst, uint64(h.decoded)) //nolint:gosec // ≥ 0
-	dst = binary.LittleEndian.AppendUint64(dst, uint64(h.stored))  //nolint:gosec // two's complement
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(h.count))
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(data)))
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(h.decoded))
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(h.stored))
 	dst = binary.LittleEndian.AppendUint32(dst, crc32.Checksum(data, castagnoli))
 	sum := crc32.Update(crc32.Checksum(keyBytes, castagnoli), castagnoli, dst[at:])
 	dst = binary.LittleEndian.AppendUint32(dst, sum)
@@ -66,10 +66,10 @@ func parseHeader(keyBytes, b []byte) (header, error) {
 	}
 	h := header{
 		encoding: b[3],
-		count:    int64(binary.LittleEndian.Uint64(b[8:])),  //nolint:gosec // checked below
-		length:   int(binary.LittleEndian.Uint32(b[16:])),   //nolint:gosec // checked below
-		decoded:  int64(binary.LittleEndian.Uint64(b[20:])), //nolint:gosec // checked below
-		stored:   int64(binary.LittleEndian.Uint64(b[28:])), //nolint:gosec // two's complement
+		count:    int64(binary.LittleEndian.Uint64(b[8:])),
+		length:   int(binary.LittleEndian.Uint32(b[16:])),
+		decoded:  int64(binary.LittleEndian.Uint64(b[20:])),
+		stored:   int64(binary.LittleEndian.Uint64(b[28:])),
 		dataSum:  binary.LittleEndian.Uint32(b[36:]),
 	}
 	if h.count < 0 || h.decoded < 0 || h.length > maxData {

@@ -102,14 +102,14 @@ func (l *logReader) entry(at int64) (logEntry, error) {
 	}
 	e := logEntry{
 		at:       at,
-		size:     int64(pos) + int64(keyLen) + int64(valueLen) + vlogSum, //nolint:gosec // bounded above
-		valueAt:  at + int64(pos) + int64(keyLen),                        //nolint:gosec // bounded above
-		valueLen: int64(valueLen),                                        //nolint:gosec // bounded above
+		size:     int64(pos) + int64(keyLen) + int64(valueLen) + vlogSum,
+		valueAt:  at + int64(pos) + int64(keyLen),
+		valueLen: int64(valueLen),
 	}
 	if at+e.size > l.end {
 		return logEntry{}, fmt.Errorf("entry of %d bytes, %d left", e.size, l.end-at)
 	}
-	k, err := l.peek(at+int64(pos), int(keyLen)) //nolint:gosec // bounded above
+	k, err := l.peek(at+int64(pos), int(keyLen))
 	if err != nil {
 		return logEntry{}, err
 	}

@@ -6,6 +6,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -36,8 +38,7 @@ func (f *filter) ReadFrom(r io.Reader) (n int64, err error) {
 	out, in := io.Pipe()
 	var src io.Reader = out
 	var direct *Straight
-	if file, ok := r.(*os.File); ok && f.set.Empty() && file.SetReadDeadline(time.Time{}) == nil {
-		// A file that takes deadlines can be polled: no read of it blocks, so none holds Add up.
+	if file, ok := r.(*os.File); ok && f.set.Empty() && neverBlocks(file) {
 		direct = &Straight{set: f.set, file: file, filtered: out, asked: make(chan struct{})}
 		src = direct
 	}
@@ -82,6 +83,19 @@ func (f *filter) filter(r io.Reader, w io.Writer) (int64, error) {
 	wg.Go(func() { readPieces(r, pieces, spent, done) })
 	st := stream{set: f.set, w: w}
 	return st.run(pieces, spent)
+}
+
+// neverBlocks says whether reads of the descriptor itself return at once, so that none of them holds Add up.
+func neverBlocks(file *os.File) bool {
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return false
+	}
+	flags := 0
+	if err := conn.Control(func(fd uintptr) { flags, _ = unix.FcntlInt(fd, unix.F_GETFL, 0) }); err != nil {
+		return false
+	}
+	return flags&unix.O_NONBLOCK != 0
 }
 
 // ended tells a stream's end from a fault. A pipe that its owner abandons (a deadline in the past, or Close) has ended.

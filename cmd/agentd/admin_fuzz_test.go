@@ -54,7 +54,7 @@ func FuzzAdmin(f *testing.F) {
 	adm := &admin{agent: a, reload: func() error { reloads++; return errors.New("nothing to reload") }, log: zap.NewNop()}
 	h := adm.handler(metrics)
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		for _, peer := range []*unix.Ucred{nil, {Uid: 4711}, {Uid: uint32(os.Geteuid())}} { //nolint:gosec // an id
+		for _, peer := range []*unix.Ucred{nil, {Uid: 4711}, {Uid: uint32(os.Geteuid())}} {
 			r, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(raw)))
 			if err != nil {
 				return

@@ -27,7 +27,7 @@ func deadURL(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() //nolint:errcheck // nothing was accepted
+	defer l.Close()
 	return "http://" + l.Addr().String()
 }
 
@@ -132,7 +132,7 @@ func TestPortInUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() //nolint:errcheck // nothing was accepted
+	defer l.Close()
 	h := newHost(t, "metrics: {listen: \""+l.Addr().String()+"\"}\n")
 	_, stderr := h.does(t, exitFailed, h.token(t), "run", "--token-file", "-")
 	mustSay(t, stderr, "metrics.listen: listen tcp "+l.Addr().String(), "address already in use")

@@ -68,7 +68,7 @@ func (d *daemonClient) call(ctx context.Context, method, path string, in, out an
 	case err != nil:
 		return exit(exitUnreachable, fmt.Errorf("no agent answers on %s (%w): is it running, and is this its config?", d.path, err))
 	}
-	defer resp.Body.Close() //nolint:errcheck // was read, or doesn't matter
+	defer resp.Body.Close()
 	if resp.StatusCode/100 == 2 {
 		if out == nil {
 			return nil

@@ -154,7 +154,7 @@ func TestDrainReloadAndMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // was read
+	defer resp.Body.Close()
 	body := make([]byte, 1<<20)
 	n, _ := resp.Body.Read(body)
 	if resp.StatusCode != http.StatusOK || !strings.Contains(string(body[:n]), "agentd_jobs_max 5") {

@@ -58,7 +58,7 @@ var commentedServer = regexp.MustCompile(`(?m)^#[ \t]*server:.*$`)
 // keepServer writes server into the config file if that doesn't name one, and changes nothing else in it.
 // It answers what the file names in the end; "" = there is no file.
 func keepServer(path, server string) (string, error) {
-	old, err := os.ReadFile(path) //nolint:gosec // named by the operator
+	old, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", nil
 	}
@@ -69,7 +69,7 @@ func keepServer(path, server string) (string, error) {
 		return named, nil
 	}
 	line := []byte("server: " + quote(server))
-	text := old
+	var text []byte
 	if at := commentedServer.FindIndex(old); at != nil {
 		text = append(append(bytes.Clone(old[:at[0]]), line...), old[at[1]:]...)
 	} else {

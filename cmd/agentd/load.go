@@ -69,7 +69,7 @@ func (c *cli) load(flags *pflag.FlagSet) (settings, error) {
 	path := cmp.Or(c.config, c.getenv("AGENTD_CONFIG"), defaultConfig)
 	s := defaults()
 	r := &reader{lines: map[string]int{}}
-	text, err := os.ReadFile(path) //nolint:gosec // named by the operator
+	text, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && c.config == "" && c.getenv("AGENTD_CONFIG") == "":
 		// No file was named and there is none: flags and environment may say all that is needed.

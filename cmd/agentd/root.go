@@ -77,12 +77,12 @@ func codeOf(err error) int {
 		return exitConfig
 	}
 	if e, ok := errors.AsType[*protocol.Error](err); ok {
-		switch {
-		case e.Code == protocol.CodeUnauthenticated || e.Code == protocol.CodeRevoked:
+		switch e.Code {
+		case protocol.CodeUnauthenticated, protocol.CodeRevoked:
 			return exitDenied
-		case e.Code == protocol.CodeThrottled || e.Code == protocol.CodeUnavailable:
+		case protocol.CodeThrottled, protocol.CodeUnavailable:
 			return exitAgain
-		case e.Code == "":
+		case "":
 			return exitUnreachable
 		}
 		return exitFailed

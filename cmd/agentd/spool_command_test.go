@@ -38,7 +38,7 @@ func newSpooled(t *testing.T) *spooled {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("unix", filepath.Join(runtime, socketName)) //nolint:noctx // a test's socket
+	l, err := net.Listen("unix", filepath.Join(runtime, socketName))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,7 +69,7 @@ func (c *cli) source(ctx context.Context, flags *pflag.FlagSet, archive string) 
 	if archive == "" {
 		return c.spoolArea(ctx, flags)
 	}
-	open := func() (io.ReadCloser, error) { return os.Open(archive) } //nolint:gosec // named by the operator
+	open := func() (io.ReadCloser, error) { return os.Open(archive) }
 	f, err := open()
 	if err != nil {
 		return nil, nil, err

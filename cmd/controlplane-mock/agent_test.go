@@ -29,7 +29,7 @@ func linkWith(t *testing.T, s *server, cfg protocol.ClientConfig) *agent {
 	t.Helper()
 	a := &agent{t: t}
 	cfg.ProcessID, cfg.Credential = "boot."+rand.Text(), func() string { return a.key }
-	cfg.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil } //nolint:nilnil // no proxy, no error
+	cfg.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 	var err error
 	if a.c, err = protocol.NewClient(cfg); err != nil {
 		t.Fatal(err)

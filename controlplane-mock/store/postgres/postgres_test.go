@@ -133,7 +133,7 @@ func (c *cluster) target() storetest.Target {
 		},
 		Reopen: func(t *testing.T, s store.Store) store.Store {
 			t.Helper()
-			old := s.(*opened) //nolint:forcetypeassert // from Open
+			old := s.(*opened)
 			if err := old.Close(); err != nil {
 				t.Fatal(err)
 			}

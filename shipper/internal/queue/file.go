@@ -59,7 +59,7 @@ func Open(path string, o Options) (*File, Found, error) {
 }
 
 func open(path string, o Options) (*File, Found, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600) //nolint:gosec // the caller's configuration
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, Found{}, err
 	}
@@ -67,14 +67,14 @@ func open(path string, o Options) (*File, Found, error) {
 	q.room.L = &q.mu
 	found, err := q.load(path, o)
 	if err != nil {
-		q.Close() //nolint:errcheck,gosec // the first error counts
+		q.Close() //nolint:errcheck // the first error counts
 		return nil, Found{}, err
 	}
 	return q, found, nil
 }
 
 func (q *File) load(path string, o Options) (Found, error) {
-	if err := unix.Flock(int(q.f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil { //nolint:gosec // a descriptor
+	if err := unix.Flock(int(q.f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return Found{}, ErrLocked
 		}
@@ -87,7 +87,7 @@ func (q *File) load(path string, o Options) (Found, error) {
 	}
 	var found Found
 	head := make([]byte, supersSize)
-	n, _ := q.f.ReadAt(head, 0) //nolint:errcheck // what isn't there can't be parsed
+	n, _ := q.f.ReadAt(head, 0)
 	lay, err := parseLayout(head[:n])
 	switch {
 	case err == nil:
@@ -108,13 +108,13 @@ func (q *File) load(path string, o Options) (Found, error) {
 		if err := os.Rename(path, found.Renamed); err != nil {
 			return found, err
 		}
-		again, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the caller's configuration
+		again, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
 			return found, err
 		}
-		q.f.Close() //nolint:errcheck,gosec // nothing was written to it
+		q.f.Close() //nolint:gosec // nothing was written to it
 		q.f = again
-		if err := unix.Flock(int(q.f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil { //nolint:gosec // a descriptor
+		if err := unix.Flock(int(q.f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			return found, err
 		}
 	}
@@ -151,10 +151,10 @@ func (q *File) mapFile(lay layout) error {
 	if lay.size > math.MaxInt {
 		return ErrNotQueue
 	}
-	if err := unix.Fallocate(int(q.f.Fd()), 0, 0, lay.size); err != nil { //nolint:gosec // a descriptor
+	if err := unix.Fallocate(int(q.f.Fd()), 0, 0, lay.size); err != nil {
 		return fmt.Errorf("allocate %d bytes: %w", lay.size, err)
 	}
-	mem, err := unix.Mmap(int(q.f.Fd()), 0, int(lay.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE) //nolint:gosec // a descriptor
+	mem, err := unix.Mmap(int(q.f.Fd()), 0, int(lay.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err != nil {
 		return fmt.Errorf("map %d bytes: %w", lay.size, err)
 	}
@@ -302,12 +302,12 @@ func (q *File) unmap() error {
 func bootID() (id [16]byte) {
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		rand.Read(id[:]) //nolint:errcheck,gosec // crypto/rand doesn't fail
+		rand.Read(id[:]) //nolint:gosec // crypto/rand doesn't fail
 		return id
 	}
 	raw, err := hex.DecodeString(strings.ReplaceAll(strings.TrimSpace(string(text)), "-", ""))
 	if err != nil || len(raw) != len(id) {
-		rand.Read(id[:]) //nolint:errcheck,gosec // crypto/rand doesn't fail
+		rand.Read(id[:]) //nolint:gosec // crypto/rand doesn't fail
 		return id
 	}
 	copy(id[:], raw)

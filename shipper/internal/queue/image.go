@@ -236,7 +236,7 @@ func (img *image) walkRaw(mem []byte, a *imaged, stream int, trustIntents bool) 
 			if word == runNone || word != runIntent && word != runDone && !good {
 				break
 			}
-			run := Run{Pos: at, Time: int64(le.Uint64(h[8:])), page: p, head: off} //nolint:gosec // a round trip
+			run := Run{Pos: at, Time: int64(le.Uint64(h[8:])), page: p, head: off}
 			if word == runIntent {
 				if !trustIntents || intent > room {
 					break
@@ -280,7 +280,7 @@ func (img *image) walkRaw(mem []byte, a *imaged, stream int, trustIntents bool) 
 func runCRC(h []byte, gen uint64, pos int64) uint32 {
 	var b [16]byte
 	le.PutUint64(b[:], gen)
-	le.PutUint64(b[8:], uint64(pos)) //nolint:gosec // a round trip
+	le.PutUint64(b[8:], uint64(pos))
 	return crc32.Update(crc32.Checksum(b[:], castagnoli), castagnoli, h[8:24])
 }
 

@@ -28,8 +28,9 @@ const (
 	// maxSize is far above any sensible queue: a length that damage made up must not be mapped.
 	maxSize = 64 << 30
 
-	// MaxJobID is the protocol's bound on ids; MaxToken is what is left of a slot.
+	// MaxJobID is the protocol's bound on ids, in bytes.
 	MaxJobID = 64
+	// MaxToken is what is left of a slot for a lease token, in bytes.
 	MaxToken = 400
 
 	// Streams is how many streams an attempt has: out, err and the agent's remarks.
@@ -104,7 +105,7 @@ func (l *layout) pageData() int      { return l.pageSize - pageHead }
 func (l *layout) encode() []byte {
 	b := make([]byte, 0, superSize)
 	b = append(b, magic[:]...)
-	b = le.AppendUint64(b, uint64(l.size)) //nolint:gosec // sizes are positive
+	b = le.AppendUint64(b, uint64(l.size))
 	b = le.AppendUint32(b, uint32(l.pageSize))
 	b = le.AppendUint32(b, uint32(l.slots))
 	b = append(b, l.mark[:]...)
@@ -123,7 +124,7 @@ func parseLayout(mem []byte) (layout, error) {
 		if !bytes.Equal(b[:8], magic[:]) || crc32.Checksum(b[:body], castagnoli) != le.Uint32(b[body:]) {
 			continue
 		}
-		l := layout{size: int64(le.Uint64(b[8:])), pageSize: int(le.Uint32(b[16:])), slots: int(le.Uint32(b[20:]))} //nolint:gosec // checked next
+		l := layout{size: int64(le.Uint64(b[8:])), pageSize: int(le.Uint32(b[16:])), slots: int(le.Uint32(b[20:]))}
 		copy(l.mark[:], b[24:])
 		copy(l.boot[:], b[24+sentinel:])
 		if l.size < supersSize || l.size > maxSize || l.pageSize < osPage || l.pageSize > 1<<20 || bits.OnesCount(uint(l.pageSize)) != 1 ||
@@ -158,13 +159,13 @@ func (id Ident) validate() error {
 func encodeIdent(b []byte, gen uint64, id Ident) {
 	clear(b[4:stateAt])
 	le.PutUint32(b[8:], slotMagic)
-	le.PutUint32(b[12:], uint32(id.MaxLine)) //nolint:gosec // bounded by the configuration
+	le.PutUint32(b[12:], uint32(id.MaxLine))
 	le.PutUint64(b[16:], gen)
-	le.PutUint64(b[24:], uint64(id.Attempt))    //nolint:gosec // a round trip
-	le.PutUint16(b[32:], uint16(len(id.JobID))) //nolint:gosec // validated
-	le.PutUint16(b[34:], uint16(len(id.Token))) //nolint:gosec // validated
-	copy(b[40:40+MaxJobID], id.JobID)           //
-	copy(b[40+MaxJobID:stateAt], id.Token)      //
+	le.PutUint64(b[24:], uint64(id.Attempt))
+	le.PutUint16(b[32:], uint16(len(id.JobID)))
+	le.PutUint16(b[34:], uint16(len(id.Token)))
+	copy(b[40:40+MaxJobID], id.JobID)      //
+	copy(b[40+MaxJobID:stateAt], id.Token) //
 	le.PutUint32(b[4:], crc32.Checksum(b[8:stateAt], castagnoli))
 }
 
@@ -177,7 +178,7 @@ func parseIdent(b []byte) (gen uint64, id Ident, ok bool) {
 		return 0, Ident{}, false
 	}
 	return le.Uint64(b[16:]), Ident{
-		JobID: string(b[40 : 40+job]), Attempt: int64(le.Uint64(b[24:])), //nolint:gosec // a round trip
+		JobID: string(b[40 : 40+job]), Attempt: int64(le.Uint64(b[24:])),
 		Token: string(b[40+MaxJobID : 40+MaxJobID+token]), MaxLine: int(le.Uint32(b[12:])),
 	}, true
 }
@@ -197,7 +198,7 @@ type state struct {
 func (s *state) encode(b []byte, gen uint64) {
 	le.PutUint64(b[8:], s.seq)
 	for i, v := range [...]int64{s.head, s.tail, s.headNext, s.next, s.used[0], s.used[1], s.used[2]} {
-		le.PutUint64(b[16+8*i:], uint64(v)) //nolint:gosec // a round trip
+		le.PutUint64(b[16+8*i:], uint64(v))
 	}
 	b[72] = s.part
 	b[73] = 0
@@ -212,7 +213,7 @@ func parseState(b []byte, gen uint64) (state, bool) {
 	if crc32.Checksum(b[8:88], castagnoli) != le.Uint32(b) || le.Uint64(b[80:]) != gen {
 		return state{}, false
 	}
-	v := func(i int) int64 { return int64(le.Uint64(b[16+8*i:])) } //nolint:gosec // a round trip
+	v := func(i int) int64 { return int64(le.Uint64(b[16+8*i:])) }
 	return state{
 		seq: le.Uint64(b[8:]), head: v(0), tail: v(1), headNext: v(2), next: v(3), used: [Streams]int64{v(4), v(5), v(6)},
 		part: b[72], closed: b[73] == 1,
@@ -231,9 +232,9 @@ type pageID struct {
 
 func (p pageID) encode(b []byte) {
 	le.PutUint64(b[8:], p.gen)
-	le.PutUint64(b[16:], uint64(p.seq))   //nolint:gosec // a round trip
-	le.PutUint64(b[24:], uint64(p.start)) //nolint:gosec // a round trip
-	le.PutUint32(b[32:], uint32(p.slot))  //nolint:gosec // bounded
+	le.PutUint64(b[16:], uint64(p.seq))
+	le.PutUint64(b[24:], uint64(p.start))
+	le.PutUint32(b[32:], uint32(p.slot))
 	le.PutUint32(b[36:], uint32(p.stream))
 	le.PutUint32(b[4:], crc32.Update(p.kind, castagnoli, b[8:40]))
 	store(b, p.kind)
@@ -241,7 +242,7 @@ func (p pageID) encode(b []byte) {
 
 func parsePage(b []byte) (pageID, bool) {
 	p := pageID{
-		kind: load(b), gen: le.Uint64(b[8:]), seq: int64(le.Uint64(b[16:])), start: int64(le.Uint64(b[24:])), //nolint:gosec // a round trip
+		kind: load(b), gen: le.Uint64(b[8:]), seq: int64(le.Uint64(b[16:])), start: int64(le.Uint64(b[24:])),
 		slot: int(le.Uint32(b[32:])), stream: int(le.Uint32(b[36:])),
 	}
 	if p.kind == kindFree {
@@ -277,20 +278,20 @@ func (b *Batch) encode(dst []byte, gen uint64, used [Streams]int64, part uint8) 
 	clear(dst[:batchHead])
 	le.PutUint32(dst, batchMagic)
 	for i, v := range [...]int64{b.pos, b.First, b.Count, b.Decoded, b.Oldest, used[0], used[1], used[2]} {
-		le.PutUint64(dst[8+8*i:], uint64(v)) //nolint:gosec // a round trip
+		le.PutUint64(dst[8+8*i:], uint64(v))
 	}
-	le.PutUint32(dst[72:], uint32(b.Len)) //nolint:gosec // bounded by the queue's size
+	le.PutUint32(dst[72:], uint32(b.Len))
 	le.PutUint32(dst[76:], b.crc)
 	dst[80], dst[81] = b.Encoding, part
-	le.PutUint32(dst[4:], crc32.Update(uint32(gen), castagnoli, dst[8:88])) //nolint:gosec // half of it is random enough
+	le.PutUint32(dst[4:], crc32.Update(uint32(gen), castagnoli, dst[8:88]))
 }
 
 func parseBatch(b []byte, gen uint64, pos int64) (h Batch, used [Streams]int64, part uint8, ok bool) {
 	if le.Uint32(b) != batchMagic || load(b[104:]) != commitWord ||
-		crc32.Update(uint32(gen), castagnoli, b[8:88]) != le.Uint32(b[4:]) { //nolint:gosec // as above
+		crc32.Update(uint32(gen), castagnoli, b[8:88]) != le.Uint32(b[4:]) {
 		return h, used, 0, false
 	}
-	v := func(i int) int64 { return int64(le.Uint64(b[8+8*i:])) } //nolint:gosec // a round trip
+	v := func(i int) int64 { return int64(le.Uint64(b[8+8*i:])) }
 	h = Batch{
 		First: v(1), Count: v(2), Decoded: v(3), Oldest: v(4), Len: int(le.Uint32(b[72:])), Encoding: b[80],
 		pos: v(0), crc: le.Uint32(b[76:]),

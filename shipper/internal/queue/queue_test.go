@@ -219,7 +219,7 @@ func TestSecondProcessIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer q.Close() //nolint:errcheck // read only
+	defer q.Close()
 	if _, _, err := Open(s.path, Options{Size: sampleSize}); err == nil {
 		t.Error("a second process got the queue")
 	}
@@ -265,7 +265,7 @@ func TestC2C4DamagedQueue(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer q.Close() //nolint:errcheck // done with it
+			defer q.Close()
 			if len(found.Attempts) != c.intact || (found.Renamed != "") != c.renamed {
 				t.Errorf("%d attempts, renamed %q; want %d, %v", len(found.Attempts), found.Renamed, c.intact, c.renamed)
 			}
@@ -369,7 +369,7 @@ func TestInvariant6FairShare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer q.Close() //nolint:errcheck // done with it
+	defer q.Close()
 	greedy := func(name string) int64 {
 		a, err := q.Begin(Ident{JobID: name, Attempt: 1, MaxLine: 4096})
 		if err != nil {
@@ -403,8 +403,8 @@ func FuzzParse(f *testing.F) {
 	}
 	lay := newLayout(sampleSize)
 	f.Add(uint32(0), []byte{0xff}, false)
-	f.Add(uint32(lay.slotAt(0)), []byte{1, 2, 3, 4}, true)                            //nolint:gosec // small
-	f.Add(uint32(lay.pageAt(0)+pageHead), []byte{0xff, 0xff, 0xff, 0xff, 0xff}, true) //nolint:gosec // small
+	f.Add(uint32(lay.slotAt(0)), []byte{1, 2, 3, 4}, true)
+	f.Add(uint32(lay.pageAt(0)+pageHead), []byte{0xff, 0xff, 0xff, 0xff, 0xff}, true)
 	f.Fuzz(func(_ *testing.T, at uint32, p []byte, cut bool) {
 		b := bytes.Clone(whole)
 		i := int(at) % len(b)

@@ -97,7 +97,7 @@ func (r *Raw) Intend(n int, now int64) []byte {
 	b := r.a.q.page(r.into)
 	h := b[r.off:]
 	r.time = now
-	le.PutUint32(h[4:], uint32(n)) //nolint:gosec // at most a page
+	le.PutUint32(h[4:], uint32(n))
 	le.PutUint64(h[8:], uint64(now))
 	at := r.off + runHead
 	r.a.q.lay.markSpace(b, at, n)
@@ -131,7 +131,7 @@ func (q *File) commitRun(page []byte, gen uint64, off int, pos int64, n int) {
 	if next := int(align(int64(at + n))); next+runHead <= len(page) {
 		store(page[next:], runNone)
 	}
-	le.PutUint32(h[16:], uint32(n)) //nolint:gosec // at most a page
+	le.PutUint32(h[16:], uint32(n))
 	le.PutUint32(h[20:], crc32.Checksum(page[at:at+n], castagnoli))
 	le.PutUint32(h[24:], runCRC(h, gen, pos))
 	store(h, runDone)
