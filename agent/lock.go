@@ -59,7 +59,13 @@ func writePID(f *os.File) error {
 
 // makeDir makes a directory for the agent alone and says what to do where that fails.
 func makeDir(key, dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	mode := os.FileMode(0o700)
+	if key == "state_dir" && os.Geteuid() == 0 {
+		// Jobs that run as somebody else (`user:`) have their work directories in it: they may pass through, not
+		// look. Everything else in it is closed to them by its own mode.
+		mode = 0o711
+	}
+	if err := os.MkdirAll(dir, mode); err != nil {
 		return fmt.Errorf("agent: %s %s can't be made: %w; make it as root and give it to the agent's user "+
 			"(install -d -m 0700 -o agentd %s), or set %s to a directory that this user may write", key, dir, err, dir, key)
 	}
