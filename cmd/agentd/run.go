@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"reflect"
 	"sync"
 	"syscall"
 
@@ -201,7 +202,7 @@ func changedFixed(a, b settings) []string {
 	for key, differs := range map[string]bool{
 		"server": a.Server != b.Server, "name": a.Name != b.Name, "state_dir": a.StateDir != b.StateDir,
 		"runtime_dir": a.RuntimeDir != b.RuntimeDir, "drain": a.Drain != b.Drain, "logs": a.Logs != b.Logs,
-		"tls": a.TLS != b.TLS, "metrics": a.Metrics != b.Metrics, "cgroup": a.Cgroup != b.Cgroup,
+		"queries": !reflect.DeepEqual(a.Queries, b.Queries), "tls": a.TLS != b.TLS, "metrics": a.Metrics != b.Metrics, "cgroup": a.Cgroup != b.Cgroup,
 	} {
 		if differs {
 			keys = append(keys, key)
