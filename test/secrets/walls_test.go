@@ -19,7 +19,7 @@ func TestJobsOfOtherUsersAreShutOut(t *testing.T) {
 	if users, err := os.ReadFile("/proc/self/uid_map"); err != nil || os.Geteuid() != 0 || strings.HasSuffix(strings.TrimSpace(string(users)), " 1") {
 		t.Skip("needs root: only it runs jobs as somebody else")
 	}
-	top, err := os.MkdirTemp("", "agentd-walls-") // others may not pass through T.TempDir
+	top, err := os.MkdirTemp("", "agentd-walls-") //nolint:usetesting // others may not pass through T.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,19 +58,20 @@ func TestJobsOfOtherUsersAreShutOut(t *testing.T) {
 		theirs = strings.TrimSpace(string(text))
 		return err == nil && theirs != ""
 	})
-	script := "exec 2>/dev/null\ntry() { if \"$@\" >/dev/null; then echo \"got: $*\"; else echo \"refused: $*\"; fi; }\n"
+	var script strings.Builder
+	script.WriteString("exec 2>/dev/null\ntry() { if \"$@\" >/dev/null; then echo \"got: $*\"; else echo \"refused: $*\"; fi; }\n")
 	var want strings.Builder
 	for _, cmd := range []string{
 		"cat " + theirs + "/file", "ls " + theirs, "touch " + theirs + "/x", "ls " + s.StateDir, "cat " + s.StateDir + "/identity.json", "cat " + s.StateDir + "/journal",
 		"ls " + s.StateDir + "/spool", "ls " + s.StateDir + "/work", "ls " + s.RuntimeDir, "cat " + s.RuntimeDir + "/queue",
 		bin + "/agentd status --config " + s.ConfigFile + " --runtime-dir " + s.RuntimeDir, "env AGENTD_WORK_DIR=" + theirs + " " + bin + "/agentd redact",
 	} {
-		script += "echo a-secret | try " + cmd + "\n"
+		script.WriteString("echo a-secret | try " + cmd + "\n")
 		want.WriteString("refused: " + cmd + "\n")
 	}
-	script += "echo of-the-other | try " + bin + "/agentd redact\necho of-the-other\nid -un\n"
+	script.WriteString("echo of-the-other | try " + bin + "/agentd redact\necho of-the-other\nid -un\n")
 	want.WriteString("got: " + bin + "/agentd redact\n[redacted]\ndaemon\n")
-	if err := os.WriteFile(filepath.Join(told, "script"), []byte(script), 0o644); err != nil { //nolint:gosec // the job reads it
+	if err := os.WriteFile(filepath.Join(told, "script"), []byte(script.String()), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	other := submit("other")
