@@ -60,7 +60,7 @@ func beginWith(t *testing.T, cfg stack.Config, prepare ...func(dir string)) *wor
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "trial") // a socket's path is short
+	dir, err := os.MkdirTemp("", "trial") //nolint:usetesting // a socket's path is short
 	if err != nil {
 		t.Fatal(err)
 	}
