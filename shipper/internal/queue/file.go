@@ -112,7 +112,7 @@ func (q *File) load(path string, o Options) (Found, error) {
 		if err != nil {
 			return found, err
 		}
-		q.f.Close() //nolint:gosec // nothing was written to it
+		q.f.Close()
 		q.f = again
 		if err := unix.Flock(int(q.f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			return found, err
@@ -302,12 +302,12 @@ func (q *File) unmap() error {
 func bootID() (id [16]byte) {
 	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		rand.Read(id[:]) //nolint:gosec // crypto/rand doesn't fail
+		rand.Read(id[:])
 		return id
 	}
 	raw, err := hex.DecodeString(strings.ReplaceAll(strings.TrimSpace(string(text)), "-", ""))
 	if err != nil || len(raw) != len(id) {
-		rand.Read(id[:]) //nolint:gosec // crypto/rand doesn't fail
+		rand.Read(id[:])
 		return id
 	}
 	copy(id[:], raw)
