@@ -238,11 +238,11 @@ func TestALongDrainIsAlive(t *testing.T) {
 		w.plane.submit("job_1")
 		w.begin(t)
 		wait(time.Second)
-		var late error
-		time.AfterFunc(15*time.Minute, func() { late = w.Alive() })
+		late := make(chan error, 1)
+		time.AfterFunc(15*time.Minute, func() { late <- w.Alive() })
 		w.end(t)
-		if late != nil {
-			t.Errorf("after 15 minutes of a drain: %v", late)
+		if err := <-late; err != nil {
+			t.Errorf("after 15 minutes of a drain: %v", err)
 		}
 		if c := w.plane.outcome(t, "job_1"); c.Outcome != protocol.Succeeded {
 			t.Errorf("outcome %s, want succeeded", c.Outcome)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -308,6 +309,8 @@ func TestCommandThatIsTalkedTo(t *testing.T) {
 }
 
 func TestJobStartsWithCleanSignalsAndItsOwnSession(t *testing.T) {
+	signal.Ignore(syscall.SIGUSR2) // as a parent may have done: jobs don't inherit it
+	defer signal.Reset(syscall.SIGUSR2)
 	r := newRunner(t, Config{Cgroup: CgroupOff})
 	res, tr := run(t, r, `grep -E '^Sig(Blk|Ign)' /proc/self/status; ls -l /proc/self/fd | wc -l; kill -INT $$; echo not reached`, Spec{})
 	// ls: a total, 0, 1, 2, and the directory itself.

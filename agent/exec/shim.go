@@ -39,6 +39,7 @@ func shimMain() int {
 	// The job's parent-death signal belongs to the thread that forks, so that thread has to live as long as the shim.
 	runtime.LockOSThread()
 	closeAllOnExec()
+	heedIgnored()
 	_ = os.WriteFile("/proc/self/comm", []byte("job-shim"), 0) // so that `killall agentd` means the agent
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		fmt.Fprintln(os.Stderr, "agentd: child subreaper:", err)

@@ -113,8 +113,10 @@ func (s *Stack) StartServer(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		if s.Admin, err = adminclient.New(adminclient.Config{URL: s.URL, Token: strings.TrimSpace(string(token))}); err != nil {
-			return err
+		if s.Admin == nil { // a restarted server has the same address and token, and others may be using the client
+			if s.Admin, err = adminclient.New(adminclient.Config{URL: s.URL, Token: strings.TrimSpace(string(token))}); err != nil {
+				return err
+			}
 		}
 		return s.Admin.Ready(ctx)
 	})

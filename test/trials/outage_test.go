@@ -5,10 +5,12 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"agentd/agent"
 	"agentd/controlplane-mock/adminclient"
 	"agentd/controlplane-mock/faults"
 	"agentd/test/stack"
@@ -23,6 +25,10 @@ func (w *world) backlog(t *testing.T, size int64) (id string, does work) {
 	w.await(t, id, "the job runs", running)
 	w.out(t, faults.Refuse, false)
 	until(t, "all is printed", func() bool { return does.truth(t).Printed })
+	// Printed is not read: what the pipe holds keeps the attempt running, and a stop in a hurry would end it.
+	until(t, "the attempt has ended", func() bool {
+		return !slices.ContainsFunc(w.status(t).Jobs, func(j agent.JobStatus) bool { return j.State == "running" })
+	})
 	return id, does
 }
 
