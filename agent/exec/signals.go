@@ -29,6 +29,6 @@ func heedIgnored() {
 			continue
 		}
 		byDefault := sigaction{mask: now.mask}
-		unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&byDefault)), 0, maskSize, 0, 0) //nolint:gosec // as above; SIGKILL and SIGSTOP refuse, and can't be ignored
+		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&byDefault)), 0, maskSize, 0, 0) //nolint:gosec // as above; SIGKILL and SIGSTOP refuse, and can't be ignored
 	}
 }
