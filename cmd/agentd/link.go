@@ -27,7 +27,7 @@ func (c *cli) linkCommand() *cobra.Command {
 			"Where the agent is linked already it prints the id and does nothing.\n\n" +
 			"Called by root it acts as the owner of the state directory, so that the agent can use what it leaves there.\n" +
 			"--server is written into the config file, if that names none. It starts nothing; it says how to.",
-		Example: "  agentd link --server https://control.example.com --token-file /root/token",
+		Example: "  agentd link --server https://control.example.com --token-file ./token",
 		RunE:    func(cmd *cobra.Command, _ []string) error { return c.link(cmd.Context(), cmd.Flags(), e) },
 	}
 	addOverrides(cmd.Flags())

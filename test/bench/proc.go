@@ -49,8 +49,7 @@ func field(pid int, file, name string) (int64, error) {
 	return 0, fmt.Errorf("/proc/%d/%s has no %s", pid, file, name)
 }
 
-// anonMB is the process's anonymous memory in 10^6 bytes; shared mappings (the queue file) are counted by
-// queueMB.
+// anonMB is the process's anonymous memory in 10^6 bytes. Shared mappings, the queue file above all, are not in it.
 func anonMB(pid int) (float64, error) {
 	kb, err := field(pid, "status", "RssAnon")
 	return float64(kb) * 1024 / 1e6, err
