@@ -5,7 +5,8 @@ import "agentd/agent/protocol"
 // MemoryLost says that what memory held of an attempt's log is gone: the host has rebooted, or the queue file was
 // lost. A gap record behind what the server and the spool have owns up to it: up to records, if the log's length was known,
 // else one number that stands for any, since nobody can say how many. Call it for attempts that an earlier
-// process ran and that Recovered doesn't have in memory. It does nothing if memory has the attempt after all.
+// process ran and that Recovered doesn't have in memory. It does nothing if memory has the attempt after all, or the
+// second time: by then the first gap may be stored, and would be taken for a line that another gap must follow.
 func (s *Shipper) MemoryLost(ref protocol.AttemptRef, records int64) {
 	if s.cfg.Spool == nil {
 		return
@@ -13,6 +14,9 @@ func (s *Shipper) MemoryLost(ref protocol.AttemptRef, records int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := keyOf(ref)
+	if s.owned[key] {
+		return
+	}
 	l := s.lanes[key]
 	if l == nil {
 		end := s.ended[key] // what of it was in the spool may have been shipped by now
@@ -22,6 +26,7 @@ func (s *Shipper) MemoryLost(ref protocol.AttemptRef, records int64) {
 	if l.q != nil {
 		return
 	}
+	s.owned[key] = true
 	l.memoryLost, l.lostTo = true, records
 	l.final, l.finalSaid = true, false
 	if l.asked {

@@ -54,7 +54,9 @@ func TestMemoryThatIsGoneIsOwnedUpTo(t *testing.T) {
 					}
 				}
 				r.MemoryLost(ref("job"), c.closed)
-				r.MemoryLost(ref("job"), c.closed) // saying it twice loses nothing more
+				r.MemoryLost(ref("job"), c.closed) // saying it twice loses nothing more,
+				time.Sleep(time.Minute)
+				r.MemoryLost(ref("job"), c.closed) // nor does it once the first gap is stored
 				time.Sleep(time.Minute)
 				r.flush()
 				var got string

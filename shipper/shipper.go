@@ -56,6 +56,7 @@ type Shipper struct {
 	link      link             // guarded by mu
 	ended     map[string]int64 // finished attempts: how many records; guarded by mu
 	endedRing []string         // the same, oldest first; guarded by mu
+	owned     map[string]bool  // attempts whose lost memory was owned up to: few, those of a process before; guarded by mu
 	changed   chan struct{}    // closed and renewed when a lane moved on; guarded by mu
 }
 
@@ -77,6 +78,7 @@ func New(cfg Config) (*Shipper, error) {
 		lanes:      map[string]*lane{},
 		asleep:     map[*lane]bool{},
 		ended:      map[string]int64{},
+		owned:      map[string]bool{},
 		changed:    make(chan struct{}),
 	}
 	s.link.init()
