@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -32,15 +31,13 @@ func until(t *testing.T, what string, done func() bool) {
 // world is a control plane whose keys live for ttl, and an agent that runs scripts.
 type world struct {
 	*stack.Stack
-	t   *testing.T
-	bin string
+	t *testing.T
 }
 
 func start(t *testing.T, ttl time.Duration) *world {
 	t.Helper()
-	bin := binaries(t)
 	s, err := stack.Start(t.Context(), stack.Config{
-		Bin: bin, Dir: t.TempDir(), Config: "cgroup: off\nhandlers: [{type: shell}]\nlogs: {memory: 4MiB, spool: {max_size: 512MiB}}\n",
+		Bin: binaries.Dir(t), Dir: t.TempDir(), Config: "cgroup: off\nhandlers: [{type: shell}]\nlogs: {memory: 4MiB, spool: {max_size: 512MiB}}\n",
 		ServerArgs: []string{"--key-ttl", ttl.String(), "--lease-ttl", "5s"},
 	})
 	if err != nil {
@@ -54,16 +51,7 @@ func start(t *testing.T, ttl time.Duration) *world {
 			t.Error(err)
 		}
 	})
-	return &world{Stack: s, t: t, bin: bin}
-}
-
-// status asks the agent on its socket.
-func (w *world) status() (st agent.Status, err error) {
-	out, err := exec.Command(filepath.Join(w.bin, "agentd"), "status", "--json", "--config", w.ConfigFile).Output()
-	if err == nil {
-		err = json.Unmarshal(out, &st)
-	}
-	return st, err
+	return &world{Stack: s, t: t}
 }
 
 // submit starts a job that runs script.
@@ -177,7 +165,7 @@ func TestI1KeyExpires(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "the job printed all of it", func() bool {
-		st, err := w.status()
+		st, err := w.Status(t.Context())
 		return err == nil && len(st.Jobs) == 1 && st.Jobs[0].State == "reporting"
 	})
 	<-time.After(ttl)
@@ -254,7 +242,7 @@ func TestI2CopiedStateDirectory(t *testing.T) {
 	if err := os.WriteFile(config, []byte(yaml), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p, err := stack.StartProcess("the copy", filepath.Join(other, "log"), nil, filepath.Join(w.bin, "agentd"), "run", "--config", config)
+	p, err := stack.StartProcess("the copy", filepath.Join(other, "log"), nil, filepath.Join(w.Bin, "agentd"), "run", "--config", config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +253,7 @@ func TestI2CopiedStateDirectory(t *testing.T) {
 	}()
 	var st agent.Status
 	until(t, "the first agent is refused", func() bool {
-		st, err = w.status()
+		st, err = w.Status(t.Context())
 		return err == nil && st.State == "refused"
 	})
 	if !strings.Contains(st.Detail, "another process") && !strings.Contains(st.Detail, "copied") {

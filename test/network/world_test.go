@@ -38,9 +38,6 @@ const config = "max_jobs: 4\ncgroup: off\ninsecure: true\ndrain: {timeout: 1s, g
 // begin starts the control plane, and the agent unless cfg says otherwise.
 func begin(t *testing.T, cfg stack.Config) *world {
 	t.Helper()
-	if err := built(); err != nil {
-		t.Fatal(err)
-	}
 	dir, err := os.MkdirTemp("", "net") //nolint:usetesting // a socket's path must be short, and TempDir's has the test's name
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +52,7 @@ func begin(t *testing.T, cfg stack.Config) *world {
 			t.Error(err)
 		}
 	})
-	cfg.Bin, cfg.Dir = scratch, dir
+	cfg.Bin, cfg.Dir = binaries.Dir(t), dir
 	cfg.Config = config + cfg.Config
 	s, err := stack.Start(t.Context(), cfg)
 	if err != nil {

@@ -73,7 +73,7 @@ func TestQueriesAreWrittenNowhere(t *testing.T) {
 		n = 10_000
 	}
 	marker := "marker-" + rand.Text() // not in this file, which is searched with the folder that a core would go to
-	bin, dir, elsewhere := binaries(t), t.TempDir(), t.TempDir()
+	bin, dir, elsewhere := binaries.Dir(t), t.TempDir(), t.TempDir()
 	var table strings.Builder
 	table.WriteString("name,mail\n")
 	for i := range n {

@@ -35,7 +35,7 @@ func exists(path string) bool { _, err := os.Stat(path); return err == nil }
 // secretJob runs a stack and one job that prints secrets, and returns once it has printed them; it goes on until release.
 func secretJob(t *testing.T, how string, env map[string]string, handler string) (s *stack.Stack, id, told string, needles []string) {
 	t.Helper()
-	bin, dir := binaries(t), t.TempDir()
+	bin, dir := binaries.Dir(t), t.TempDir()
 	told = t.TempDir()
 	self, err := os.Executable()
 	if err != nil {
@@ -134,7 +134,7 @@ func checkText(t *testing.T, text string, needles []string, n int) {
 func TestRedactionSecretsAreFoundNowhere(t *testing.T) {
 	t.Parallel() // each of these tests mostly waits
 	s, id, told, needles := secretJob(t, "all", map[string]string{"secrets": "NAMED_BY_JOB"}, "redact: {files: [FILE], env: [NAMED_BY_CONFIG]}")
-	status, err := exec.Command(filepath.Join(binaries(t), "agentd"), "status", "--json", "--config", s.ConfigFile).Output()
+	status, err := exec.Command(filepath.Join(binaries.Dir(t), "agentd"), "status", "--json", "--config", s.ConfigFile).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +181,7 @@ func TestRedactionBeginsWhileTheJobRuns(t *testing.T) {
 	if err != nil || len(work) != 1 {
 		t.Fatalf("work directories: %v, %v", work, err)
 	}
-	cmd := exec.Command(filepath.Join(binaries(t), "agentd"), "redact")
+	cmd := exec.Command(filepath.Join(binaries.Dir(t), "agentd"), "redact")
 	cmd.Env = append(os.Environ(), "AGENTD_WORK_DIR="+work[0])
 	cmd.Stdin = strings.NewReader("control")
 	out, err := cmd.CombinedOutput()
@@ -208,7 +208,7 @@ func TestRedactionBeginsWhileTheJobRuns(t *testing.T) {
 // TestRedactionRefusesWhatItCanNotKeep: a job that names a variable which isn't there does not run unredacted.
 func TestRedactionRefusesWhatItCanNotKeep(t *testing.T) {
 	t.Parallel()
-	s, err := stack.Start(t.Context(), stack.Config{Bin: binaries(t), Dir: t.TempDir(), Config: "cgroup: off\nhandlers: [{type: shell}]\n"})
+	s, err := stack.Start(t.Context(), stack.Config{Bin: binaries.Dir(t), Dir: t.TempDir(), Config: "cgroup: off\nhandlers: [{type: shell}]\n"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,7 @@ func TestJobsOfOtherUsersAreShutOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(top) })
-	bin, dir, told := binaries(t), filepath.Join(top, "stack"), filepath.Join(top, "told")
+	bin, dir, told := binaries.Dir(t), filepath.Join(top, "stack"), filepath.Join(top, "told")
 	for d, mode := range map[string]os.FileMode{bin: 0o755, top: 0o711, dir: 0o711, told: 0o777} { // for the jobs to run agentd, and to tell what they did
 		if err := os.MkdirAll(d, mode); err != nil {
 			t.Fatal(err)

@@ -40,6 +40,7 @@ type Config struct {
 
 // Stack is a control plane and an agent.
 type Stack struct {
+	Bin        string // folder with the two commands
 	Admin      *adminclient.Client
 	URL        string
 	Server     *Process
@@ -57,6 +58,7 @@ type Stack struct {
 func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 	s := &Stack{
 		cfg:        cfg,
+		Bin:        cfg.Bin,
 		ConfigFile: filepath.Join(cfg.Dir, "agentd.yaml"),
 		StateDir:   filepath.Join(cfg.Dir, "state"),
 		RuntimeDir: runtimeDir(cfg.Dir),

@@ -47,7 +47,7 @@ func TestOperatorReadsOnTheHostDuringAnOutage(t *testing.T) {
 	until(t, "spool ls shows more of it", func() bool { return lines() > first })
 
 	// cat -f beside the running agent: it prints on while the job does.
-	follow := exec.CommandContext(t.Context(), filepath.Join(scratch, "agentd"), "spool", "cat", "-f", id, "--config", w.ConfigFile)
+	follow := exec.CommandContext(t.Context(), filepath.Join(w.Bin, "agentd"), "spool", "cat", "-f", id, "--config", w.ConfigFile)
 	out, err := follow.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

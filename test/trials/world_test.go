@@ -53,9 +53,6 @@ const logsSmall = "logs: {memory: 4MiB, spool: {max_size: 64MiB, min_free: 0%}}\
 // beginWith starts what cfg says; prepare sees the folder first.
 func beginWith(t *testing.T, cfg stack.Config, prepare ...func(dir string)) *world {
 	t.Helper()
-	if err := built(); err != nil {
-		t.Fatal(err)
-	}
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +74,7 @@ func beginWith(t *testing.T, cfg stack.Config, prepare ...func(dir string)) *wor
 	for _, f := range prepare {
 		f(dir)
 	}
-	cfg.Bin, cfg.Dir = scratch, dir
+	cfg.Bin, cfg.Dir = binaries.Dir(t), dir
 	// At a trial's end nothing is waited for.
 	cfg.Config = fmt.Sprintf("cgroup: off\ndrain: {timeout: 1s, grace: 1s, flush: 1s}\nhandlers: [{type: shell, grace: 1s}, {type: print, grace: 1s, command: [%q, %s]}]\n",
 		exe, jobArg) + cfg.Config
@@ -254,7 +251,7 @@ func (w *world) status(t *testing.T) (st agent.Status) {
 // agentd runs a command of the agent's that ends by itself.
 func (w *world) agentd(t *testing.T, args ...string) []byte {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), filepath.Join(scratch, "agentd"), append(args, "--config", w.ConfigFile)...)
+	cmd := exec.CommandContext(t.Context(), filepath.Join(w.Bin, "agentd"), append(args, "--config", w.ConfigFile)...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
