@@ -135,6 +135,10 @@ func TestLinkingAgainDoesNothingUnlessForced(t *testing.T) {
 	if other, ok := errors.AsType[*identity.OtherIDError](second(i.Enrol(t.Context(), identity.Enrolment{AgentID: "agt_x"}))); !ok || other.Have != id {
 		t.Fatalf("got %v, want an OtherIDError", other)
 	}
+	none := open(t, c, dir, token(""))
+	if _, err := none.Enrol(t.Context(), identity.Enrolment{Force: true}); !errors.Is(err, identity.ErrNoToken) || read(t, dir) != before {
+		t.Fatalf("got %v, want %v and the old identity", err, identity.ErrNoToken)
+	}
 	if links, _ := c.seen(); links != 1 {
 		t.Fatalf("got %d links, want 1", links)
 	}

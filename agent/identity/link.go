@@ -21,6 +21,9 @@ type Enrolment struct {
 	Force   bool   // give up the identity that is there for a new one
 }
 
+// ErrNoToken says that an identity can't be given up for another one: there is no token to link with.
+var ErrNoToken = errors.New("identity: another identity takes an enrolment token (--token-file TOKEN); the present one stays")
+
 // OtherIDError says that the agent is, or was made, another one than asked for.
 type OtherIDError struct{ Have, Want, Fix string }
 
@@ -44,8 +47,11 @@ func (i *Identity) Enrol(ctx context.Context, e Enrolment) (already bool, err er
 	if err != nil {
 		return false, err
 	}
-	if token == "" {
+	switch {
+	case token == "" && have == "":
 		return false, ErrNotLinked
+	case token == "":
+		return false, ErrNoToken
 	}
 	rec, err := i.pending(have != "")
 	if err != nil {

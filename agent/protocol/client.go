@@ -121,7 +121,7 @@ func ParseServer(server string, insecure bool) (*url.URL, error) {
 	case u.RawQuery != "" || u.Fragment != "":
 		return fault("has a query or a fragment: leave out what follows the path")
 	case u.Scheme == "http" && !insecure && !loopback(u.Hostname()):
-		return fault("would send API keys unencrypted: use https://, or say that it may be insecure (--insecure)")
+		return fault("would send API keys unencrypted: use https://, or say that it may be insecure (insecure: true, --insecure)")
 	}
 	u.Path = strings.TrimRight(u.Path, "/")
 	u.RawPath = ""

@@ -301,8 +301,8 @@ func TestServerURLs(t *testing.T) {
 		"https://c.example:x":      `protocol: server "https://c.example:x" is not a URL: invalid port ":x" after host`,
 		"https://me:pw@c.example":  `protocol: server holds a user name or password: the agent proves itself by its key; leave them out`,
 		"https://c.example?a=b":    `protocol: server "https://c.example?a=b" has a query or a fragment: leave out what follows the path`,
-		"http://c.example":         `protocol: server "http://c.example" would send API keys unencrypted: use https://, or say that it may be insecure (--insecure)`,
-		"http://localhost.evil.ex": `protocol: server "http://localhost.evil.ex" would send API keys unencrypted: use https://, or say that it may be insecure (--insecure)`,
+		"http://c.example":         `protocol: server "http://c.example" would send API keys unencrypted: use https://, or say that it may be insecure (insecure: true, --insecure)`,
+		"http://localhost.evil.ex": `protocol: server "http://localhost.evil.ex" would send API keys unencrypted: use https://, or say that it may be insecure (insecure: true, --insecure)`,
 	} {
 		if u, err := protocol.ParseServer(server, false); err == nil || err.Error() != want {
 			t.Errorf("%s: got %v, %v, want %s", server, u, err, want)

@@ -26,7 +26,7 @@ func (c *cli) linkCommand() *cobra.Command {
 		Long: "link makes the agent's key pair, proves it to the control plane and prints the agent's id.\n" +
 			"Where the agent is linked already it prints the id and does nothing.\n\n" +
 			"Called by root it acts as the owner of the state directory, so that the agent can use what it leaves there.\n" +
-			"--server is written into the config file, if that names none. It starts nothing; it says how to.",
+			"--server, and --insecure with it, is written into the config file, if that names no server. It starts nothing; it says how to.",
 		Example: "  agentd link --server https://control.example.com --token-file ./token",
 		RunE:    func(cmd *cobra.Command, _ []string) error { return c.link(cmd.Context(), cmd.Flags(), e) },
 	}
@@ -62,13 +62,17 @@ func (c *cli) link(ctx context.Context, flags *pflag.FlagSet, e identity.Enrolme
 		return err
 	}
 	fmt.Fprintln(c.out, id)
-	if flags.Changed("server") {
+	if flags.Changed("server") || flags.Changed("insecure") {
 		path := cmp.Or(c.config, c.getenv("AGENTD_CONFIG"), defaultConfig)
 		named, err := keepServer(path, s.Server)
 		if err != nil {
 			return fmt.Errorf("the agent is linked, but the server isn't in its config: %w", err)
 		}
-		if named != "" && named != s.Server {
+		switch named {
+		case s.Server:
+		case "":
+			fmt.Fprintf(c.err, "agentd: there is no %s: the agent must be told the server when it is started, too\n", path)
+		default:
 			fmt.Fprintf(c.err, "agentd: %s names another server, %s: the agent will use that one\n", path, named)
 		}
 	}

@@ -1,15 +1,17 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"syscall"
 
 	"agentd/agent/identity"
+	"agentd/agent/protocol"
 )
 
 // asOwner calls f as the owner of dir where root calls for a dir that isn't root's, as in the packages: what f
@@ -55,8 +57,8 @@ func readNow(source identity.TokenSource) identity.TokenSource {
 // commentedServer is the line that the package's config has in the place of a server.
 var commentedServer = regexp.MustCompile(`(?m)^#[ \t]*server:.*$`)
 
-// keepServer writes server into the config file if that doesn't name one, and changes nothing else in it.
-// It answers what the file names in the end; "" = there is no file.
+// keepServer writes server into the config file if that doesn't name one, with `insecure: true` if the server is one that
+// the agent refuses without, and changes nothing else in it. It answers what the file names in the end; "" = there is no file.
 func keepServer(path, server string) (string, error) {
 	old, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -65,27 +67,42 @@ func keepServer(path, server string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("config: %w", err)
 	}
-	if named := serverIn(old); named != "" {
-		return named, nil
+	has := serverIn(old)
+	if has.Server != "" && has.Server != server {
+		return has.Server, nil
 	}
-	line := []byte("server: " + quote(server))
+	var lines []string
+	if has.Server == "" {
+		lines = append(lines, "server: "+quote(server))
+	}
+	if _, err := protocol.ParseServer(server, has.Insecure); err != nil {
+		lines = append(lines, "insecure: true")
+	}
+	if len(lines) == 0 {
+		return server, nil
+	}
+	added := strings.Join(lines, "\n")
 	var text []byte
-	if at := commentedServer.FindIndex(old); at != nil {
-		text = append(append(bytes.Clone(old[:at[0]]), line...), old[at[1]:]...)
+	if at := commentedServer.FindIndex(old); at != nil && has.Server == "" {
+		text = slices.Concat(old[:at[0]], []byte(added), old[at[1]:])
 	} else {
-		text = append(append(bytes.Clone(line), '\n'), old...)
+		text = slices.Concat([]byte(added+"\n"), old)
 	}
-	if serverIn(text) != server {
-		return "", fmt.Errorf("config: %s can't be added to by itself: add the line `%s`", path, line)
+	got := serverIn(text)
+	if _, err := protocol.ParseServer(got.Server, got.Insecure); got.Server != server || err != nil {
+		return "", fmt.Errorf("config: %s can't be added to by itself: set `%s`", path, strings.Join(lines, "` and `"))
 	}
 	return server, replace(path, text)
 }
 
-// serverIn is the server that a config file's text names.
-func serverIn(text []byte) string {
+// serverIn is the server that a config file's text names, and whether it may be insecure; nothing where the text has faults.
+func serverIn(text []byte) settings {
 	var s settings
-	s.read(&reader{lines: map[string]int{}}, text)
-	return s.Server
+	r := &reader{lines: map[string]int{}}
+	if s.read(r, text); len(r.faults) > 0 {
+		return settings{}
+	}
+	return settings{Server: s.Server, Insecure: s.Insecure}
 }
 
 // replace writes a file anew with the same owner and rights: after a crash it is the old one or the new one.

@@ -9,17 +9,28 @@ import (
 )
 
 func TestLinkNamesTheServerInTheConfig(t *testing.T) {
-	const url = "https://control.example.com"
+	const url, plain = "https://control.example.com", "http://control.example.com"
 	for name, c := range map[string]struct{ old, want string }{
 		"packaged":   {"# a comment\n\n#server: https://x\n\nmax_jobs: 3 # many\n", "# a comment\n\nserver: \"" + url + "\"\n\nmax_jobs: 3 # many\n"},
 		"no comment": {"max_jobs: 3\n", "server: \"" + url + "\"\nmax_jobs: 3\n"},
 		"empty":      {"", "server: \"" + url + "\"\n"},
 		"named":      {"server: " + url + " # mine\n", "server: " + url + " # mine\n"},
+
+		// With --insecure, else the agent would refuse what it was linked with.
+		"insecure, packaged":    {"# a comment\n#server: https://x\nmax_jobs: 3\n", "# a comment\nserver: \"" + plain + "\"\ninsecure: true\nmax_jobs: 3\n"},
+		"insecure, empty":       {"", "server: \"" + plain + "\"\ninsecure: true\n"},
+		"insecure, named":       {"server: " + plain + " # mine\n", "insecure: true\nserver: " + plain + " # mine\n"},
+		"insecure, said before": {"insecure: true\n", "server: \"" + plain + "\"\ninsecure: true\n"},
+		"insecure, both said":   {"server: " + plain + "\ninsecure: true\n", "server: " + plain + "\ninsecure: true\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "agentd.yaml")
 			if err := os.WriteFile(path, []byte(c.old), 0o640); err != nil {
 				t.Fatal(err)
+			}
+			url := url
+			if strings.HasPrefix(name, "insecure") {
+				url = plain
 			}
 			named, err := keepServer(path, url)
 			if err != nil || named != url {
@@ -41,16 +52,37 @@ func TestLinkNamesTheServerInTheConfig(t *testing.T) {
 
 func TestLinkDoesNotBreakAConfigItCannotAddTo(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agentd.yaml")
-	const old = "{max_jobs: 3}\n"
-	if err := os.WriteFile(path, []byte(old), 0o600); err != nil {
+	for _, old := range []string{"{max_jobs: 3}\n", "max_jobs: 3\ninsecure: false\n"} {
+		if err := os.WriteFile(path, []byte(old), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := keepServer(path, "http://control.example.com")
+		if want := "set `server: \"http://control.example.com\"` and `insecure: true`"; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want what to do: %s", err, want)
+		}
+		if text, _ := os.ReadFile(path); string(text) != old {
+			t.Errorf("the file is %q now", text)
+		}
+	}
+}
+
+// What `agentd link --insecure` was allowed, `agentd run` is, too. The flag needs no value.
+func TestInsecureIsKept(t *testing.T) {
+	h := newHost(t, "handlers: [{type: shell}]\n")
+	text, err := os.ReadFile(h.config)
+	if err != nil {
 		t.Fatal(err)
 	}
-	_, err := keepServer(path, "https://control.example.com")
-	if err == nil || !strings.Contains(err.Error(), "add the line") {
-		t.Errorf("got %v, want what to do", err)
-	}
-	if text, _ := os.ReadFile(path); string(text) != old {
-		t.Errorf("the file is %q now", text)
+	_, rest, _ := strings.Cut(string(text), "\n") // the first line names the server
+	h.write(t, rest)
+	t.Setenv("HTTP_PROXY", h.url) // the control plane serves all that it is asked for by this name
+	const url = "http://control.invalid"
+	_, stderr := h.does(t, exitConfig, h.token(t), "link", "--server", url, "--token-file", "-")
+	mustSay(t, stderr, "unencrypted", "insecure: true")
+	id, _ := h.does(t, 0, h.token(t), "link", "--server", url, "--insecure", "--token-file", "-")
+	start(t, "", "run", "--config", h.config)
+	if st := h.status(t, working); st.AgentID != strings.TrimSpace(id) || st.Server != url {
+		t.Errorf("agent %s of %s runs, want %s of %s", st.AgentID, st.Server, id, url)
 	}
 }
 

@@ -50,7 +50,7 @@ func overrides() []override {
 			}
 			return nil
 		}},
-		{"insecure", "AGENTD_INSECURE", "allow http:// to other hosts than this one (true or false)", func(s *settings, v string) (err error) {
+		{"insecure", "AGENTD_INSECURE", "allow http:// to other hosts than this one", func(s *settings, v string) (err error) {
 			s.Insecure, err = parseBool(v)
 			return err
 		}},
@@ -62,6 +62,7 @@ func addOverrides(flags *pflag.FlagSet) {
 	for _, o := range overrides() {
 		flags.String(o.flag, "", fmt.Sprintf("%s ($%s)", o.usage, o.env))
 	}
+	flags.Lookup("insecure").NoOptDefVal = "true" // --insecure alone says it
 }
 
 // load makes the effective config: defaults, file, environment, flags. Its error is a *configError with all faults.

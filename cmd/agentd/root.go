@@ -73,7 +73,7 @@ func codeOf(err error) int {
 	if _, ok := errors.AsType[*agent.InUseError](err); ok {
 		return exitFailed
 	}
-	if errors.Is(err, identity.ErrNotLinked) {
+	if errors.Is(err, identity.ErrNotLinked) || errors.Is(err, identity.ErrNoToken) {
 		return exitConfig
 	}
 	if e, ok := errors.AsType[*protocol.Error](err); ok {
