@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"crypto/subtle"
 	"net/http"
 	"time"
 
@@ -8,14 +9,34 @@ import (
 	"agentd/controlplane-mock/store"
 )
 
-// claim reads which attempt a body speaks for.
-func (c *call) claim(o *object) store.Ref {
-	return store.Ref{
+// claim reads which attempt a body speaks for. To be called last: it answers what was wrong with any field.
+func (c *call) claim(o *object) (store.Ref, error) {
+	ref := store.Ref{
 		JobID:   c.PathValue("id"),
 		Attempt: o.int("attempt", true, 0, maxWireInt, 0),
-		Token:   SumOf(o.str("leaseToken", true, 0)),
 		AgentID: c.auth.Agent.ID,
 	}
+	token := o.str("leaseToken", true, 0)
+	if err := o.err(); err != nil {
+		return ref, err
+	}
+	return c.proven(ref, token)
+}
+
+// noAttempt is an attempt that no job has.
+const noAttempt = -1
+
+// proven is ref, if token is the lease token of its attempt. With any other, nothing is claimed: what that means
+// (the job is unknown, or the lease lost) is the store's to say, as for a number that the job never had.
+func (c *call) proven(ref store.Ref, token string) (store.Ref, error) {
+	secrets, err := c.s.secrets(c.ctx())
+	if err != nil {
+		return ref, err
+	}
+	if subtle.ConstantTimeCompare([]byte(token), []byte(secrets.leaseToken(ref.JobID, ref.Attempt))) != 1 {
+		ref.Attempt = noAttempt
+	}
+	return ref, nil
 }
 
 // pathID is the path's {id}. What isn't an id can't be known.
@@ -47,12 +68,12 @@ func (s *Server) heartbeat(c *call) error {
 	if err != nil {
 		return err
 	}
-	ref := c.claim(o)
 	beat := store.Beat{
 		SpooledBytes:    o.int("spooledBytes", false, 0, maxWireInt, 0),
 		OldestUnshipped: o.millis("oldestUnshippedMs", 0),
 	}
-	if err := o.err(); err != nil {
+	ref, err := c.claim(o)
+	if err != nil {
 		return err
 	}
 	wait := time.Duration(waitMs) * time.Millisecond

@@ -29,7 +29,7 @@ func (c *call) logClaim() (store.Ref, error) {
 	if token == "" {
 		return store.Ref{}, notFound("Agentd-Lease-Token: is required")
 	}
-	return store.Ref{JobID: id, Attempt: n, Token: SumOf(token), AgentID: c.auth.Agent.ID}, nil
+	return c.proven(store.Ref{JobID: id, Attempt: n, AgentID: c.auth.Agent.ID}, token)
 }
 
 // logNext answers what is stored.

@@ -18,7 +18,7 @@ func (j *memJob) view() store.Job {
 	v := store.Job{NewJob: j.n, Status: j.s.Status, Reason: j.s.Reason, CancelRequested: j.s.CancelRequested, CancelReason: j.s.CancelReason, CreatedAt: j.created}
 	for _, a := range j.s.Attempts {
 		a.LogNext = j.next(a.Number)
-		v.Attempts = append(v.Attempts, a.Attempt)
+		v.Attempts = append(v.Attempts, a)
 	}
 	return v
 }
@@ -79,7 +79,7 @@ func (m *memStore) Jobs(_ context.Context, f store.JobFilter) ([]store.Job, stri
 	from, _ := strconv.Atoi(f.After)
 	var items []store.Job
 	for i, j := range m.jobs {
-		ran := slices.ContainsFunc(j.s.Attempts, func(a rules.Attempt) bool { return a.AgentID == f.AgentID })
+		ran := slices.ContainsFunc(j.s.Attempts, func(a store.Attempt) bool { return a.AgentID == f.AgentID })
 		if i < from || f.Status != "" && j.s.Status != f.Status || f.Type != "" && j.n.Type != f.Type || f.AgentID != "" && j.n.AgentID != f.AgentID && !ran {
 			continue
 		}
@@ -100,20 +100,16 @@ func (m *memStore) Lease(_ context.Context, p store.LeaseParams) (store.Offer, e
 	}
 	for _, j := range m.jobs {
 		if a := j.s.Live(); a != nil && a.State == store.AttemptOffered && a.AgentID == p.AgentID && a.PollID == p.PollID {
-			return store.Offer{Job: j.view(), Attempt: a.Number, LeaseToken: p.Token(j.n.ID, a.Number)}, nil
+			return store.Offer{Job: j.view(), Attempt: a.Number}, nil
 		}
 	}
 	for _, j := range m.jobs {
 		if j.s.Status != store.Pending || !slices.Contains(p.Types, j.n.Type) || j.n.AgentID != "" && j.n.AgentID != p.AgentID || !hasLabels(p.Labels, j.n.Labels) {
 			continue
 		}
-		var token string
-		j.s.Offer(p.AgentID, p.PollID, func(n int64) store.Sum {
-			token = p.Token(j.n.ID, n)
-			return SumOf(token)
-		}, time.Now())
+		j.s.Offer(p.AgentID, p.PollID, time.Now())
 		j.ends = time.Now().Add(p.TTL)
-		return store.Offer{Job: j.view(), Attempt: j.s.Last, LeaseToken: token}, nil
+		return store.Offer{Job: j.view(), Attempt: j.s.Last}, nil
 	}
 	return store.Offer{}, store.ErrNoJob
 }

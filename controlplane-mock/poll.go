@@ -49,7 +49,7 @@ func (s *Server) nextJob(c *call) error {
 		return unavailable(retryHold, "too many requests wait already")
 	}
 	defer leave()
-	offer, err := s.waitForJob(c, process, pollID, types, wait, secrets.leaseToken)
+	offer, err := s.waitForJob(c, process, pollID, types, wait)
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func (s *Server) nextJob(c *call) error {
 		return c.answer(http.StatusNoContent, nil)
 	}
 	s.metrics.offers.Inc()
-	return c.answer(http.StatusOK, s.wireJob(*offer))
+	return c.answer(http.StatusOK, s.wireJob(*offer, secrets.leaseToken(offer.Job.ID, offer.Attempt)))
 }
 
 func (s *Server) pollQuery(c *call) ([]string, time.Duration, error) {
@@ -87,7 +87,7 @@ func (s *Server) pollQuery(c *call) ([]string, time.Duration, error) {
 }
 
 // waitForJob looks, and waits, and looks again when it is woken. nil: nothing came.
-func (s *Server) waitForJob(c *call, process, pollID string, types []string, wait time.Duration, token func(string, int64) string) (*store.Offer, error) {
+func (s *Server) waitForJob(c *call, process, pollID string, types []string, wait time.Duration) (*store.Offer, error) {
 	w := s.hub.enlist(c.auth.Agent, types)
 	var got string
 	var owed []string
@@ -114,7 +114,7 @@ func (s *Server) waitForJob(c *call, process, pollID string, types []string, wai
 			changed = false
 		}
 		offer, err := s.store.Lease(c.ctx(), store.LeaseParams{
-			AgentID: c.auth.Agent.ID, Labels: c.auth.Agent.Labels, Types: types, PollID: pollID, TTL: s.leaseTTL(), Token: token,
+			AgentID: c.auth.Agent.ID, Labels: c.auth.Agent.Labels, Types: types, PollID: pollID, TTL: s.leaseTTL(),
 		})
 		switch {
 		case err == nil:
@@ -143,7 +143,7 @@ func (s *Server) waitForJob(c *call, process, pollID string, types []string, wai
 	}
 }
 
-func (s *Server) wireJob(o store.Offer) protocol.Job {
+func (s *Server) wireJob(o store.Offer, token string) protocol.Job {
 	env := o.Job.Env
 	if env == nil {
 		env = map[string]string{}
@@ -153,13 +153,13 @@ func (s *Server) wireJob(o store.Offer) protocol.Job {
 		payload = []byte("{}")
 	}
 	return protocol.Job{
-		ID: o.Job.ID, Type: o.Job.Type, Attempt: o.Attempt, LeaseToken: o.LeaseToken, LeaseTTL: protocol.ToMillis(s.leaseTTL()),
+		ID: o.Job.ID, Type: o.Job.Type, Attempt: o.Attempt, LeaseToken: token, LeaseTTL: protocol.ToMillis(s.leaseTTL()),
 		Payload: payload, Env: env, Timeout: protocol.ToMillis(o.Job.Timeout), Grace: protocol.ToMillis(o.Job.Grace),
 		Exclusive: o.Job.Exclusive, CreatedAt: o.Job.CreatedAt,
 	}
 }
 
-// leaseTokenFunc derives lease tokens, so that a re-offer repeats the token though the store keeps only its sum.
+// leaseTokenFunc derives lease tokens: a re-offer repeats its token, any instance can check one, and none is stored.
 func leaseTokenFunc(secret []byte) func(job string, attempt int64) string {
 	return func(job string, attempt int64) string {
 		mac := hmac.New(sha256.New, secret)

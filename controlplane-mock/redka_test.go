@@ -232,9 +232,9 @@ func benchAttempt(b *testing.B, st store.Store, srv *Server) (protocol.Job, stri
 	if err != nil {
 		b.Fatal(err)
 	}
-	offer, err := st.Lease(ctx, store.LeaseParams{AgentID: linked.Agent.ID, Types: []string{"x"}, PollID: "p", TTL: time.Hour, Token: secrets.leaseToken})
+	offer, err := st.Lease(ctx, store.LeaseParams{AgentID: linked.Agent.ID, Types: []string{"x"}, PollID: "p", TTL: time.Hour})
 	if err != nil {
 		b.Fatal(err)
 	}
-	return srv.wireJob(offer), key
+	return srv.wireJob(offer, secrets.leaseToken(offer.Job.ID, offer.Attempt)), key
 }

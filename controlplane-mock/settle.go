@@ -19,9 +19,7 @@ func (s *Server) complete(c *call) error {
 	if err != nil {
 		return err
 	}
-	ref := c.claim(o)
 	done := protocol.Completion{
-		Attempt:    ref.Attempt,
 		Outcome:    protocol.Outcome(o.str("outcome", true, 0)),
 		ExitCode:   int(o.int("exitCode", false, math.MinInt32, math.MaxInt32, 0)),
 		Signal:     o.str("signal", false, s.cfg.Limits.Name),
@@ -34,7 +32,8 @@ func (s *Server) complete(c *call) error {
 	if o.fault == nil && !slices.Contains(outcomes, done.Outcome) {
 		o.fail("outcome", "is none of succeeded, failed, cancelled, timedOut, lost")
 	}
-	if err := o.err(); err != nil {
+	ref, err := c.claim(o)
+	if err != nil {
 		return err
 	}
 	if err := s.store.Complete(c.ctx(), ref, done); err != nil {
@@ -53,9 +52,9 @@ func (s *Server) release(c *call) error {
 	if err != nil {
 		return err
 	}
-	ref := c.claim(o)
 	reason := o.str("reason", false, 1024)
-	if err := o.err(); err != nil {
+	ref, err := c.claim(o)
+	if err != nil {
 		return err
 	}
 	if err := s.store.Release(c.ctx(), ref, reason); err != nil {

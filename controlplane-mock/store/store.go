@@ -6,8 +6,9 @@
 // that a wall clock set back delays nothing; a shared one with the database's). Callers pass
 // durations, never instants. Instants that come out are for people to read.
 //
-// Secrets: credentials come in as SHA-256 sums and are never stored otherwise. A lease token
-// is derived by the server (see Offer), and a store keeps its sum, too.
+// Secrets: credentials come in as SHA-256 sums and are never stored otherwise. A lease token is derived by the server
+// from the job, the attempt and one of the store's secrets, so whoever shows it was given that attempt: the server
+// checks it, and a store knows nothing of it.
 package store
 
 import (
@@ -316,21 +317,18 @@ type LeaseParams struct {
 	Types   []string
 	PollID  string
 	TTL     time.Duration
-	Token   func(jobID string, attempt int64) string // derives the lease token of a new or repeated offer
 }
 
 // Offer is a leased job: the attempt is offered, not yet accepted.
 type Offer struct {
-	Job        Job // Attempts may be left out
-	Attempt    int64
-	LeaseToken string
+	Job     Job // Attempts may be left out
+	Attempt int64
 }
 
-// Ref names an attempt and carries the caller's claim to it.
+// Ref names an attempt, whose lease token the caller has shown. With a wrong one it is an attempt that no job has.
 type Ref struct {
 	JobID   string
 	Attempt int64
-	Token   Sum    // of the lease token as sent
 	AgentID string // the authenticated agent
 }
 
@@ -354,7 +352,7 @@ type Logs interface {
 	// AppendLog stores a batch durably (a power cut doesn't undo it) before it returns, whole or not
 	// at all, and answers what is stored now. Below next is dropped, at next appended, above: *GapError.
 	// Count 0 stores nothing. Final sets the log's length to First+Count.
-	// ErrNotFound: unknown job or attempt, wrong token, or another agent's.
+	// ErrNotFound: unknown job or attempt, or another agent's.
 	AppendLog(ctx context.Context, ref Ref, b LogBatch) (next int64, err error)
 	LogNext(ctx context.Context, ref Ref) (int64, error)
 	// ReadLog returns stored batches that cover numbers ≥ from, in order, until about maxBytes of

@@ -1,7 +1,6 @@
 package network
 
 import (
-	"crypto/sha256"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,12 +33,11 @@ func TestReaperDoesNotReadTheClock(t *testing.T) {
 		if _, _, err := s.Submit(t.Context(), store.NewJob{ID: id, Type: "x", Payload: []byte("{}"), MaxAttempts: 1, RetryOn: []protocol.Outcome{protocol.Lost}}); err != nil {
 			t.Fatal(err)
 		}
-		o, err := s.Lease(t.Context(), store.LeaseParams{AgentID: "a", PollID: id, Types: []string{"x"}, TTL: ttl,
-			Token: func(string, int64) string { return "token" }})
+		o, err := s.Lease(t.Context(), store.LeaseParams{AgentID: "a", PollID: id, Types: []string{"x"}, TTL: ttl})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Renew(t.Context(), store.Ref{JobID: id, Attempt: o.Attempt, AgentID: "a", Token: sha256.Sum256([]byte("token"))}, ttl, store.Beat{}); err != nil {
+		if _, err := s.Renew(t.Context(), store.Ref{JobID: id, Attempt: o.Attempt, AgentID: "a"}, ttl, store.Beat{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -66,13 +66,13 @@ func (s *Store) write(ctx context.Context, tx pgx.Tx, r *row, was store.Status, 
 	}
 	args := pgx.NamedArgs{
 		"id": r.spec.ID, "state": state, "status": r.st.Status, "cancel": cancel, "run_by": append([]string{}, runBy...), "ttl": ttl.Microseconds(),
-		"attempt": nil, "agent": nil, "poll": nil, "token": nil,
+		"attempt": nil, "agent": nil, "poll": nil,
 	}
 	if a := r.st.Live(); a != nil {
-		args["attempt"], args["agent"], args["poll"], args["token"] = a.Number, a.AgentID, a.PollID, a.Token[:]
+		args["attempt"], args["agent"], args["poll"] = a.Number, a.AgentID, a.PollID
 	}
 	b.Queue(`update jobs set state = @state, status = @status, cancel = @cancel, run_by = @run_by,
-		live_attempt = @attempt, live_agent = @agent, live_poll = @poll, live_token = @token,
+		live_attempt = @attempt, live_agent = @agent, live_poll = @poll,
 		lease_until = case when @attempt::bigint is null then null
 			when @ttl::bigint = 0 then lease_until
 			else clock_timestamp() + @ttl::bigint * interval '1 microsecond' end
@@ -227,7 +227,7 @@ func (s *Store) query(ctx context.Context, where string, args ...any) ([]numbere
 			n.Payload, n.CreatedAt = payload, n.CreatedAt.UTC()
 			n.Status, n.Reason, n.CancelRequested, n.CancelReason = st.Status, st.Reason, st.CancelRequested, st.CancelReason
 			for i := range st.Attempts {
-				n.Attempts = append(n.Attempts, st.Attempts[i].Attempt)
+				n.Attempts = append(n.Attempts, st.Attempts[i])
 			}
 			if st.Live() != nil {
 				n.Attempts[len(n.Attempts)-1].SpooledBytes = spooled

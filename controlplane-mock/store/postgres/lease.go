@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"time"
 
@@ -28,7 +27,7 @@ func (s *Store) Lease(ctx context.Context, p store.LeaseParams) (store.Offer, er
 		return store.Offer{}, err
 	}
 	job.Attempts = nil
-	return store.Offer{Job: job, Attempt: r.st.Last, LeaseToken: p.Token(r.spec.ID, r.st.Last)}, nil
+	return store.Offer{Job: job, Attempt: r.st.Last}, nil
 }
 
 func (s *Store) lease(ctx context.Context, tx pgx.Tx, p *store.LeaseParams) (*row, error) {
@@ -55,7 +54,7 @@ func (s *Store) lease(ctx context.Context, tx pgx.Tx, p *store.LeaseParams) (*ro
 		return nil, err
 	}
 	was := r.st.Status
-	r.st.Offer(p.AgentID, p.PollID, func(attempt int64) store.Sum { return sha256.Sum256([]byte(p.Token(r.spec.ID, attempt))) }, r.now)
+	r.st.Offer(p.AgentID, p.PollID, r.now)
 	return r, s.write(ctx, tx, r, was, p.TTL)
 }
 
@@ -90,10 +89,10 @@ func (s *Store) extend(ctx context.Context, ref store.Ref, ttl time.Duration, be
 	}
 	var cancel *string
 	var grace int64
-	err := s.pool.QueryRow(ctx, `update jobs set lease_until = clock_timestamp() + $5::bigint * interval '1 microsecond', spooled = $6
-		where id = $1 and live_attempt = $2 and live_token = $3 and live_agent = $4 and status = 'running'
+	err := s.pool.QueryRow(ctx, `update jobs set lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond', spooled = $5
+		where id = $1 and live_attempt = $2 and live_agent = $3 and status = 'running'
 		returning cancel, (convert_from(spec, 'utf8')::jsonb ->> 'Grace')::bigint`,
-		ref.JobID, ref.Attempt, ref.Token[:], ref.AgentID, ttl.Microseconds(), beat.SpooledBytes).Scan(&cancel, &grace)
+		ref.JobID, ref.Attempt, ref.AgentID, ttl.Microseconds(), beat.SpooledBytes).Scan(&cancel, &grace)
 	if err != nil {
 		return store.Lease{}, err
 	}

@@ -2,7 +2,6 @@ package redka_test
 
 import (
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -32,17 +31,14 @@ func randomBody() []byte {
 
 func benchJob(b *testing.B, s *redka.Store, id string) store.Ref {
 	b.Helper()
-	token := "token of " + id
 	if _, _, err := s.Submit(b.Context(), store.NewJob{ID: id, Type: id, Payload: []byte("1"), MaxAttempts: 1}); err != nil {
 		b.Fatal(err)
 	}
-	o, err := s.Lease(b.Context(), store.LeaseParams{
-		AgentID: "a", Types: []string{id}, PollID: id, TTL: time.Hour, Token: func(string, int64) string { return token },
-	})
+	o, err := s.Lease(b.Context(), store.LeaseParams{AgentID: "a", Types: []string{id}, PollID: id, TTL: time.Hour})
 	if err != nil {
 		b.Fatal(err)
 	}
-	r := store.Ref{JobID: id, Attempt: o.Attempt, AgentID: "a", Token: sha256.Sum256([]byte(token))}
+	r := store.Ref{JobID: id, Attempt: o.Attempt, AgentID: "a"}
 	if _, err := s.Renew(b.Context(), r, time.Hour, store.Beat{}); err != nil {
 		b.Fatal(err)
 	}

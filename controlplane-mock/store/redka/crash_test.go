@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -37,7 +36,7 @@ func TestMain(m *testing.M) {
 const crashLogs = 4
 
 func crashRef(n int) store.Ref {
-	return store.Ref{JobID: fmt.Sprint("job_", n), Attempt: 1, AgentID: "a", Token: sha256.Sum256(fmt.Append(nil, "token of job_", n))}
+	return store.Ref{JobID: fmt.Sprint("job_", n), Attempt: 1, AgentID: "a"}
 }
 
 // crashBody is the body that starts at a record number: 1 KiB to 300 KiB that tell which they are.
@@ -117,10 +116,7 @@ func startJob(t *testing.T, s *redka.Store, r store.Ref) {
 	if _, _, err := s.Submit(ctx, store.NewJob{ID: r.JobID, Type: "x", Payload: []byte("1"), MaxAttempts: 1, RetryOn: []protocol.Outcome{}}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := s.Lease(ctx, store.LeaseParams{
-		AgentID: r.AgentID, Types: []string{"x"}, PollID: r.JobID, TTL: time.Hour,
-		Token: func(string, int64) string { return "token of " + r.JobID },
-	})
+	_, err := s.Lease(ctx, store.LeaseParams{AgentID: r.AgentID, Types: []string{"x"}, PollID: r.JobID, TTL: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}

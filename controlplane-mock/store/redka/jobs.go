@@ -124,7 +124,7 @@ func (s *Store) whole(tx *redkadb.Tx, j *job) (store.Job, error) {
 	id := out.ID
 	keys := []string{payloadKey(id), envKey(id)}
 	for i := range j.state.Attempts {
-		out.Attempts[i] = j.state.Attempts[i].Attempt
+		out.Attempts[i] = j.state.Attempts[i]
 		keys = append(keys, resultKey(id, out.Attempts[i].Number))
 	}
 	values, err := tx.Str().GetMany(keys...)

@@ -2,7 +2,6 @@ package redka
 
 import (
 	"context"
-	"crypto/sha256"
 	"time"
 
 	redkadb "github.com/nalgeon/redka"
@@ -27,7 +26,7 @@ func (s *Store) Lease(ctx context.Context, p store.LeaseParams) (store.Offer, er
 			return store.Offer{}, err
 		}
 	}
-	out := store.Offer{Attempt: j.state.Last, LeaseToken: p.Token(j.spec.ID, j.state.Last)}
+	out := store.Offer{Attempt: j.state.Last}
 	err := s.stateDB.view(ctx, func(tx *redkadb.Tx) error {
 		bare := *j
 		bare.state.Attempts = nil // an offer goes without its history
@@ -68,8 +67,7 @@ func (s *Store) offer(tx *redkadb.Tx, p *store.LeaseParams) (*job, error) {
 	}
 	id := old.spec.ID
 	st := old.state.Clone()
-	token := func(attempt int64) store.Sum { return sha256.Sum256([]byte(p.Token(id, attempt))) }
-	st.Offer(p.AgentID, p.PollID, token, stamp(time.Now()))
+	st.Offer(p.AgentID, p.PollID, stamp(time.Now()))
 	if err := s.putJob(tx, old, st); err != nil {
 		return nil, err
 	}

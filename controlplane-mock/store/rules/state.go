@@ -1,7 +1,6 @@
 package rules
 
 import (
-	"crypto/subtle"
 	"slices"
 	"time"
 
@@ -15,19 +14,13 @@ const maxAttemptsKept = 128
 
 // State is what changes of a job. It is stored as JSON, results apart.
 type State struct {
-	Status          store.Status `json:"status"`
-	Reason          string       `json:"reason,omitempty"`
-	CancelRequested bool         `json:"cancelRequested,omitempty"`
-	CancelReason    string       `json:"cancelReason,omitempty"`
-	MaxAttempts     int          `json:"maxAttempts"` // the submission's, raised by Retry
-	Last            int64        `json:"last"`        // the number of the newest attempt ever made
-	Attempts        []Attempt    `json:"attempts,omitempty"`
-}
-
-// Attempt is one offer and what became of it.
-type Attempt struct {
-	store.Attempt
-	Token store.Sum // of its lease token
+	Status          store.Status    `json:"status"`
+	Reason          string          `json:"reason,omitempty"`
+	CancelRequested bool            `json:"cancelRequested,omitempty"`
+	CancelReason    string          `json:"cancelReason,omitempty"`
+	MaxAttempts     int             `json:"maxAttempts"` // the submission's, raised by Retry
+	Last            int64           `json:"last"`        // the number of the newest attempt ever made
+	Attempts        []store.Attempt `json:"attempts,omitempty"`
 }
 
 // New is the state of a job that was just submitted.
@@ -43,7 +36,7 @@ func (s *State) Clone() State {
 }
 
 // Live is the attempt that isn't over, or nil.
-func (s *State) Live() *Attempt {
+func (s *State) Live() *store.Attempt {
 	if len(s.Attempts) == 0 {
 		return nil
 	}
@@ -54,8 +47,8 @@ func (s *State) Live() *Attempt {
 }
 
 // Find is the attempt with that number, or nil.
-func (s *State) Find(number int64) *Attempt {
-	i, ok := slices.BinarySearchFunc(s.Attempts, number, func(a Attempt, n int64) int {
+func (s *State) Find(number int64) *store.Attempt {
+	i, ok := slices.BinarySearchFunc(s.Attempts, number, func(a store.Attempt, n int64) int {
 		return int(a.Number - n)
 	})
 	if !ok {
@@ -64,17 +57,12 @@ func (s *State) Find(number int64) *Attempt {
 	return &s.Attempts[i]
 }
 
-// Claimed is the attempt that ref names, if ref proves the right to speak for it; else nil.
-func (s *State) Claimed(ref store.Ref) *Attempt {
-	a := s.Find(ref.Attempt)
-	if a == nil {
-		return nil
+// Claimed is the attempt that ref names, if it was given to ref's agent; else nil.
+func (s *State) Claimed(ref store.Ref) *store.Attempt {
+	if a := s.Find(ref.Attempt); a != nil && a.AgentID == ref.AgentID {
+		return a
 	}
-	same := subtle.ConstantTimeCompare(a.Token[:], ref.Token[:])
-	if same != 1 || a.AgentID != ref.AgentID {
-		return nil
-	}
-	return a
+	return nil
 }
 
 // Used counts the attempts that use up MaxAttempts.
@@ -89,18 +77,20 @@ func (s *State) Used() int {
 }
 
 // Offer makes the next attempt of a pending job. The caller has seen that it is pending.
-func (s *State) Offer(agentID, pollID string, token func(attempt int64) store.Sum, now time.Time) {
+func (s *State) Offer(agentID, pollID string, now time.Time) {
 	if s.Status != store.Pending {
 		panic("BUG: an offer of a job that is " + string(s.Status))
 	}
 	s.Last++
 	s.Status = store.Offered
-	s.Attempts = append(s.Attempts, Attempt{
-		Attempt: store.Attempt{Number: s.Last, State: store.AttemptOffered, AgentID: agentID, PollID: pollID, OfferedAt: now},
-		Token:   token(s.Last),
-	})
+	s.Add(store.Attempt{Number: s.Last, State: store.AttemptOffered, AgentID: agentID, PollID: pollID, OfferedAt: now})
+}
+
+// Add appends an attempt. (For stores that keep the live one apart.)
+func (s *State) Add(a store.Attempt) {
+	s.Attempts = append(s.Attempts, a)
 	if len(s.Attempts) > maxAttemptsKept {
-		i := slices.IndexFunc(s.Attempts, func(a Attempt) bool {
+		i := slices.IndexFunc(s.Attempts, func(a store.Attempt) bool {
 			return a.State == store.AttemptLapsed || a.State == store.AttemptReleased
 		})
 		if i >= 0 {

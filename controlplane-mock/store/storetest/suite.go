@@ -134,16 +134,12 @@ func (e *env) submit(change ...func(n *store.NewJob)) string {
 	return n.ID
 }
 
-func leaseToken(jobID string, attempt int64) string {
-	return "token of " + jobID + "/" + strconv.FormatInt(attempt, 10)
-}
-
 func (e *env) params(agentID, pollID string) store.LeaseParams {
-	return store.LeaseParams{AgentID: agentID, PollID: pollID, Types: []string{"x"}, TTL: e.ttl, Token: leaseToken}
+	return store.LeaseParams{AgentID: agentID, PollID: pollID, Types: []string{"x"}, TTL: e.ttl}
 }
 
 func ref(agentID, jobID string, attempt int64) store.Ref {
-	return store.Ref{JobID: jobID, Attempt: attempt, AgentID: agentID, Token: sum(leaseToken(jobID, attempt))}
+	return store.Ref{JobID: jobID, Attempt: attempt, AgentID: agentID}
 }
 
 // lease offers the job to agent a and answers the claim to it.

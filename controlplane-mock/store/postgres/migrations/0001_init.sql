@@ -22,7 +22,6 @@ create table jobs (
     live_attempt bigint,                     -- of the attempt that isn't over: null = none
     live_agent   text,
     live_poll    text,
-    live_token   bytea,
     lease_until  timestamptz,
     spooled      bigint not null default 0,
     cancel       text                        -- the reason, once asked for
