@@ -52,6 +52,15 @@ func (c *cli) link(ctx context.Context, flags *pflag.FlagSet, e identity.Enrolme
 	for typ := range handlersOf(s) {
 		cfg.Types = append(cfg.Types, typ)
 	}
+	// The config first: an identity must not be given up, nor a token used, for an agent that can't be told where to go.
+	path, named := cmp.Or(c.config, c.getenv("AGENTD_CONFIG"), defaultConfig), s.Server
+	var edit *change
+	if flags.Changed("server") || flags.Changed("insecure") {
+		if named, edit, err = keepServer(path, s.Server); err != nil {
+			return err
+		}
+		defer edit.discard()
+	}
 	ctx, cancel := context.WithTimeout(ctx, linkTimeout)
 	defer cancel()
 	var id string
@@ -62,19 +71,15 @@ func (c *cli) link(ctx context.Context, flags *pflag.FlagSet, e identity.Enrolme
 		return err
 	}
 	fmt.Fprintln(c.out, id)
-	if flags.Changed("server") || flags.Changed("insecure") {
-		path := cmp.Or(c.config, c.getenv("AGENTD_CONFIG"), defaultConfig)
-		named, err := keepServer(path, s.Server)
-		if err != nil {
-			return fmt.Errorf("the agent is linked, but the server isn't in its config: %w", err)
-		}
-		switch named {
-		case s.Server:
-		case "":
-			fmt.Fprintf(c.err, "agentd: there is no %s: the agent must be told the server when it is started, too\n", path)
-		default:
-			fmt.Fprintf(c.err, "agentd: %s names another server, %s: the agent will use that one\n", path, named)
-		}
+	if err := edit.commit(); err != nil {
+		return fmt.Errorf("the agent is linked, but the server isn't in its config: %w", err)
+	}
+	switch named {
+	case s.Server:
+	case "":
+		fmt.Fprintf(c.err, "agentd: there is no %s: the agent must be told the server when it is started, too\n", path)
+	default:
+		fmt.Fprintf(c.err, "agentd: %s names another server, %s: the agent will use that one\n", path, named)
 	}
 	if _, err := os.Stat("/run/systemd/system"); err == nil && os.Geteuid() == 0 {
 		fmt.Fprintln(c.err, "agentd: linked; `systemctl enable --now agentd` starts it, `agentd status` says how it stands")

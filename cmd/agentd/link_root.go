@@ -57,19 +57,20 @@ func readNow(source identity.TokenSource) identity.TokenSource {
 // commentedServer is the line that the package's config has in the place of a server.
 var commentedServer = regexp.MustCompile(`(?m)^#[ \t]*server:.*$`)
 
-// keepServer writes server into the config file if that doesn't name one, with `insecure: true` if the server is one that
-// the agent refuses without, and changes nothing else in it. It answers what the file names in the end; "" = there is no file.
-func keepServer(path, server string) (string, error) {
+// keepServer prepares that the config file names server, with `insecure: true` if it is one that the agent refuses without,
+// and changes nothing where it names one already. It answers what the file names in the end ("" = there is no file) and
+// the change, on disk beside the file: nil = none is needed.
+func keepServer(path, server string) (named string, change *change, err error) {
 	old, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return "", nil
+		return "", nil, nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("config: %w", err)
+		return "", nil, fmt.Errorf("config: %w", err)
 	}
 	has := serverIn(old)
 	if has.Server != "" && has.Server != server {
-		return has.Server, nil
+		return has.Server, nil, nil
 	}
 	var lines []string
 	if has.Server == "" {
@@ -79,7 +80,7 @@ func keepServer(path, server string) (string, error) {
 		lines = append(lines, "insecure: true")
 	}
 	if len(lines) == 0 {
-		return server, nil
+		return server, nil, nil
 	}
 	added := strings.Join(lines, "\n")
 	var text []byte
@@ -89,10 +90,15 @@ func keepServer(path, server string) (string, error) {
 		text = slices.Concat([]byte(added+"\n"), old)
 	}
 	got := serverIn(text)
-	if _, err := protocol.ParseServer(got.Server, got.Insecure); got.Server != server || err != nil {
-		return "", fmt.Errorf("config: %s can't be added to by itself: set `%s`", path, strings.Join(lines, "` and `"))
+	if _, err = protocol.ParseServer(got.Server, got.Insecure); err == nil && got.Server == server {
+		change, err = prepare(path, text)
+	} else {
+		err = errors.New("it is not of a shape that can be added to")
 	}
-	return server, replace(path, text)
+	if err != nil {
+		return "", nil, fmt.Errorf("config: the server can't be written into %s: %w; set `%s` there yourself", path, err, strings.Join(lines, "` and `"))
+	}
+	return server, change, nil
 }
 
 // serverIn is the server that a config file's text names, and whether it may be insecure; nothing where the text has faults.
@@ -105,31 +111,50 @@ func serverIn(text []byte) settings {
 	return settings{Server: s.Server, Insecure: s.Insecure}
 }
 
-// replace writes a file anew with the same owner and rights: after a crash it is the old one or the new one.
-func replace(path string, text []byte) (err error) {
+// change is a file's new text, on disk beside it.
+type change struct{ path, temp string }
+
+// prepare writes text with the owner and rights of the file at path, which commit replaces.
+func prepare(path string, text []byte) (_ *change, err error) {
 	path, err = filepath.EvalSymlinks(path)
 	if err != nil {
-		return fmt.Errorf("config: %w", err)
+		return nil, err
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return fmt.Errorf("config: %w", err)
+		return nil, err
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), ".agentd-*.yaml")
 	if err != nil {
-		return fmt.Errorf("config: %w", err)
+		return nil, err
 	}
+	c := &change{path, f.Name()}
 	_, err = f.Write(text)
 	err = errors.Join(err, f.Chmod(info.Mode().Perm()))
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && os.Geteuid() == 0 {
 		err = errors.Join(err, f.Chown(int(st.Uid), int(st.Gid)))
 	}
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		c.discard()
+		return nil, err
 	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("config: write %s: %w", path, err), os.Remove(f.Name()))
+	return c, nil
+}
+
+// commit puts the new text in place: after a crash it is the old one or the new one.
+func (c *change) commit() error {
+	if c == nil {
+		return nil
+	}
+	if err := os.Rename(c.temp, c.path); err != nil {
+		return fmt.Errorf("config: %w", err)
 	}
 	return nil
+}
+
+// discard removes what wasn't committed.
+func (c *change) discard() {
+	if c != nil {
+		_ = os.Remove(c.temp) // gone, after commit
+	}
 }

@@ -8,6 +8,16 @@ import (
 	"testing"
 )
 
+// keep is keepServer and its change in one.
+func keep(path, server string) (named string, err error) {
+	named, change, err := keepServer(path, server)
+	if err != nil {
+		return "", err
+	}
+	defer change.discard()
+	return named, change.commit()
+}
+
 func TestLinkNamesTheServerInTheConfig(t *testing.T) {
 	const url, plain = "https://control.example.com", "http://control.example.com"
 	for name, c := range map[string]struct{ old, want string }{
@@ -32,7 +42,7 @@ func TestLinkNamesTheServerInTheConfig(t *testing.T) {
 			if strings.HasPrefix(name, "insecure") {
 				url = plain
 			}
-			named, err := keepServer(path, url)
+			named, err := keep(path, url)
 			if err != nil || named != url {
 				t.Fatalf("got %q, %v", named, err)
 			}
@@ -56,7 +66,7 @@ func TestLinkDoesNotBreakAConfigItCannotAddTo(t *testing.T) {
 		if err := os.WriteFile(path, []byte(old), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, err := keepServer(path, "http://control.example.com")
+		_, err := keep(path, "http://control.example.com")
 		if want := "set `server: \"http://control.example.com\"` and `insecure: true`"; err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want what to do: %s", err, want)
 		}
@@ -91,7 +101,7 @@ func TestLinkNeverOverwritesAnotherServer(t *testing.T) {
 	if err := os.WriteFile(path, []byte("server: https://other\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if named, err := keepServer(path, "https://control.example.com"); err != nil || named != "https://other" {
+	if named, err := keep(path, "https://control.example.com"); err != nil || named != "https://other" {
 		t.Errorf("got %q, %v, want the server that the file names", named, err)
 	}
 }
