@@ -144,7 +144,9 @@ func (s *Spool) sealOpen() error {
 }
 
 func (s *Spool) seal(e *epoch) error {
+	s.log.Debug("epoch is being sealed", zap.Uint64("epoch", e.id))
 	closed, err := e.seal(s.log)
+	s.log.Debug("epoch was sealed", zap.Uint64("epoch", e.id), zap.Bool("lingers", !closed))
 	if !closed {
 		return nil // it lingers
 	}
