@@ -104,7 +104,8 @@ func (d *daemon) run(ctx context.Context, s settings) error {
 		servers = append(servers, server{l, mux})
 	}
 	if d.notifier, err = systemd.New(systemd.Config{
-		Status: func() string { st := d.agent.Status(); return notice(&st) }, Alive: d.agent.Alive, Logger: d.log,
+		Status: func() string { st := d.agent.Status(); return notice(&st, d.agent.Spool().Stats().Bytes) },
+		Alive:  d.agent.Alive, Logger: d.log,
 	}); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"strings"
 	"text/tabwriter"
@@ -63,23 +64,46 @@ func summary(st *agent.Status) string {
 	return line
 }
 
-// notice is the status in a few words, for `systemctl status`.
-func notice(st *agent.Status) string {
+// notice is the status in a few words, for `systemctl status`; spooled is how many bytes of logs wait on disk.
+func notice(st *agent.Status, spooled int64) string {
 	state := st.State
 	if state == "working" {
 		state = "polling"
 	}
-	words := fmt.Sprintf("%s; %d jobs", state, st.Running)
+	words := state + "; " + count(st.Running, "job")
 	if st.Reporting > 0 {
-		words += fmt.Sprintf("; %d outcomes waiting", st.Reporting)
+		words += "; " + count(st.Reporting, "outcome") + " waiting"
 	}
-	if lines := st.Logs.Memory + st.Logs.Spool; lines > 0 {
-		words += fmt.Sprintf("; %d lines waiting", lines)
+	if st.Logs.Memory > 0 { // else what the queue has in use is kept for running jobs, and nothing waits
+		spooled += st.Logs.MemoryUsed
+	}
+	if spooled > 0 {
+		words += "; " + roughly(spooled) + " waiting"
 	}
 	if len(st.Faults) > 0 {
 		words += "; " + strings.Join(st.Faults, "; ")
 	}
 	return words
+}
+
+func count(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
+// roughly is a size as people say it: 12 MB. Unlike size, it isn't to be read back.
+func roughly(n int64) string {
+	const kB, mB, gB = 1e3, 1e6, 1e9
+	switch f := float64(n); {
+	case f >= gB:
+		return fmt.Sprintf("%.1f GB", f/gB)
+	case f >= mB:
+		return fmt.Sprintf("%.0f MB", f/mB)
+	default:
+		return fmt.Sprintf("%.0f kB", math.Ceil(f/kB))
+	}
 }
 
 // show prints the status for people.
