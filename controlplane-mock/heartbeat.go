@@ -105,6 +105,7 @@ func (s *Server) holdLease(c *call, ref store.Ref, beat store.Beat, wait time.Du
 		defer sub.close()
 		wake = sub.wake
 	}
+	beat.Urgent = wait <= 0 // most of all an accept: a job waits for it
 	lease, err := s.store.Renew(c.ctx(), ref, s.leaseTTL(), beat)
 	if err != nil || lease.CancelRequested || wait <= 0 {
 		return lease, err
@@ -124,6 +125,7 @@ func (s *Server) holdLease(c *call, ref store.Ref, beat store.Beat, wait time.Du
 			if err := c.authenticate(); err != nil {
 				return lease, err
 			}
+			beat.Urgent = true
 		}
 		if lease, err = s.store.Renew(c.ctx(), ref, s.leaseTTL(), beat); err != nil || lease.CancelRequested {
 			return lease, err

@@ -33,7 +33,7 @@ func openStore(ctx context.Context, o *serveOptions) (store.Store, error) {
 		if o.tokenFile == "" {
 			return nil, usage("--admin-token-file is required with a PostgreSQL store: all its servers must know the same token")
 		}
-		st, err := postgres.Open(ctx, o.store)
+		st, err := postgres.Open(ctx, postgres.Config{URL: o.store})
 		if err != nil {
 			// The URL may hold a password: it isn't repeated.
 			return nil, fmt.Errorf("--store postgres://…: %w", err)

@@ -336,6 +336,7 @@ type Ref struct {
 type Beat struct {
 	SpooledBytes    int64
 	OldestUnshipped time.Duration
+	Urgent          bool // somebody waits for the answer: a store that gathers renewals shouldn't wait for more
 }
 
 // Lease is the state of a live lease.
@@ -371,4 +372,10 @@ type LogBatch struct {
 	// Trim returns the part of the batch from next on. Called inside the transaction, only when
 	// First < next < First+Count. Nil in what ReadLog returns.
 	Trim func(next int64) (LogBatch, error)
+}
+
+// Expired stands for records that were dropped because their time was over: a gap, so that a reader sees how many there were.
+func Expired(first, count int64) LogBatch {
+	body := fmt.Appendf(nil, `{"s":"agent","gap":%d,"reason":"expired"}`+"\n", count)
+	return LogBatch{First: first, Count: count, Encoding: "identity", Body: body, Decoded: int64(len(body)), ReceivedAt: time.Now()}
 }

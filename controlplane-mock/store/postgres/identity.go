@@ -16,7 +16,7 @@ import (
 
 // PutNonce stores a nonce, and drops some that ended.
 func (s *Store) PutNonce(ctx context.Context, nonce store.Sum, publicKey []byte, ttl time.Duration) error {
-	return s.tx(ctx, func(tx pgx.Tx) error {
+	return s.tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		b := &pgx.Batch{}
 		b.Queue("delete from nonces where sum in (select sum from nonces where expires < clock_timestamp() limit 2 for update skip locked)")
 		b.Queue("insert into nonces values ($1, $2, clock_timestamp() + $3::bigint * interval '1 microsecond')", nonce[:], publicKey, ttl.Microseconds())
@@ -26,9 +26,11 @@ func (s *Store) PutNonce(ctx context.Context, nonce store.Sum, publicKey []byte,
 
 // TakeNonce uses a nonce up.
 func (s *Store) TakeNonce(ctx context.Context, nonce store.Sum, publicKey []byte) (bool, error) {
-	if err := s.open(); err != nil {
+	ctx, ended, err := s.change(ctx)
+	if err != nil {
 		return false, err
 	}
+	defer ended()
 	tag, err := s.pool.Exec(ctx, "delete from nonces where sum = $1 and public_key = $2 and expires > clock_timestamp()", nonce[:], publicKey)
 	return err == nil && tag.RowsAffected() == 1, wrap(err)
 }
@@ -39,7 +41,7 @@ func (s *Store) PutToken(ctx context.Context, t store.Token) error {
 	if err != nil {
 		return wrap(err)
 	}
-	return s.tx(ctx, func(tx pgx.Tx) error {
+	return s.tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		if t.AgentID != "" {
 			if _, err := readAgent(ctx, tx, "id = $1", t.AgentID); err != nil {
 				return err
@@ -101,7 +103,12 @@ const linkLock = 0x6c696e6b
 // Link settles who an agent is.
 func (s *Store) Link(ctx context.Context, p store.LinkParams) (store.Linked, error) {
 	var out store.Linked
-	err := s.tx(ctx, func(tx pgx.Tx) error {
+	ctx, ended, err := s.change(ctx)
+	if err != nil {
+		return out, err
+	}
+	defer ended()
+	err = s.tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock(hashtextextended($1, $2))", s.channel, linkLock); err != nil {
 			return err
 		}
@@ -116,6 +123,9 @@ func (s *Store) Link(ctx context.Context, p store.LinkParams) (store.Linked, err
 		out = store.Linked{Agent: *a, First: p.Token != nil}
 		return nil
 	})
+	if err == nil {
+		s.tell(store.Event{Kind: store.EventAgentChanged, AgentID: out.Agent.ID})
+	}
 	return out, err
 }
 
@@ -195,64 +205,40 @@ func (s *Store) admit(ctx context.Context, tx pgx.Tx, old *agent, p *store.LinkP
 	if old != nil && string(old.publicKey) != string(p.PublicKey) {
 		b.Queue("delete from api_keys where agent_id = $1", a.ID) // taken over: the old key pair and its API keys end at once
 	}
-	b.Queue(`insert into agents (id, doc, public_key, last_seen) values ($1, $2, $3, clock_timestamp())
-		on conflict (id) do update set doc = excluded.doc, public_key = excluded.public_key, last_seen = excluded.last_seen`, a.ID, doc, p.PublicKey)
+	b.Queue(`insert into agents (id, doc, public_key) values ($1, $2, $3) on conflict (id) do update
+		set doc = excluded.doc, public_key = excluded.public_key, changed_at = excluded.changed_at, last_seen = excluded.last_seen`, a.ID, doc, p.PublicKey)
 	b.Queue("delete from api_keys where agent_id = $1 and expires <= clock_timestamp()", a.ID)
 	// Calls in flight still succeed; another process's keys are none of this one's business.
 	b.Queue(`update api_keys set expires = least(expires, clock_timestamp() + $3::bigint * interval '1 microsecond')
 		where agent_id = $1 and process_id = $2`, a.ID, p.ProcessID, p.KeyOverlap.Microseconds())
 	b.Queue("insert into api_keys values ($1, $2, $3, clock_timestamp() + $4::bigint * interval '1 microsecond')", p.Key[:], a.ID, p.ProcessID, p.KeyTTL.Microseconds())
 	b.Queue("delete from api_keys where sum in (select sum from api_keys where agent_id = $1 order by expires desc offset $2)", a.ID, maxKeys)
-	s.notify(b, store.Event{Kind: store.EventAgentChanged, AgentID: a.ID})
 	return &a, tx.SendBatch(ctx, b).Close()
 }
 
-// Authenticate finds the agent of an API key. The index compares sums of secrets, which tells an attacker's
-// clock nothing of a secret.
-func (s *Store) Authenticate(ctx context.Context, key store.Sum) (store.Auth, error) {
-	if err := s.open(); err != nil {
-		return store.Auth{}, err
-	}
-	var a agent
-	var out store.Auth
-	err := a.scan(s.pool.QueryRow(ctx, "select "+agentColumns+`, k.process_id from api_keys k join agents a on a.id = k.agent_id
-		where k.sum = $1 and k.expires > clock_timestamp()`, key[:]), &out.ProcessID)
-	out.Agent = a.Agent
-	return out, wrap(err)
-}
-
-// Touch notes that the agent was seen, once a second at most.
-func (s *Store) Touch(ctx context.Context, agentID string) error {
-	if err := s.open(); err != nil {
-		return err
-	}
-	_, err := s.pool.Exec(ctx, "update agents set last_seen = clock_timestamp() where id = $1 and last_seen < clock_timestamp() - $2::bigint * interval '1 microsecond'",
-		agentID, touchEvery.Microseconds())
-	return wrap(err)
-}
-
-// touchEvery is how old a stamp for people to read may be; each is a row written.
-const touchEvery = time.Second
-
 // Agent finds an agent by id.
 func (s *Store) Agent(ctx context.Context, id string) (store.Agent, error) {
-	var out *agent
-	err := s.tx(ctx, func(tx pgx.Tx) error {
-		var err error
-		out, err = readAgent(ctx, tx, "id = $1", id)
-		return err
-	})
+	ctx, ended, err := s.begin(ctx)
 	if err != nil {
 		return store.Agent{}, err
 	}
-	return out.Agent, nil
+	defer ended()
+	var a agent
+	if err = s.writeStamps(ctx); err == nil { // people see what they just did
+		err = a.scan(s.pool.QueryRow(ctx, "select "+agentColumns+" from agents a where id = $1", id))
+	}
+	return a.Agent, wrap(err)
 }
 
 // Agents lists agents, oldest first. The cursor is the last one's number.
 func (s *Store) Agents(ctx context.Context, after string, limit int) ([]store.Agent, string, error) {
+	ctx, ended, err := s.begin(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	defer ended()
 	from := int64(0)
 	if after != "" {
-		var err error
 		if from, err = strconv.ParseInt(after, 10, 64); err != nil {
 			return nil, "", store.ErrNotFound
 		}
@@ -260,28 +246,28 @@ func (s *Store) Agents(ctx context.Context, after string, limit int) ([]store.Ag
 	if limit <= 0 {
 		limit = 1 << 30
 	}
+	if err := s.writeStamps(ctx); err != nil {
+		return nil, "", wrap(err)
+	}
+	rows, err := s.pool.Query(ctx, "select "+agentColumns+" from agents a where seq > $1 order by seq limit $2", from, limit+1)
+	if err != nil {
+		return nil, "", wrap(err)
+	}
+	defer rows.Close()
 	var items []store.Agent
 	next, last := "", int64(0)
-	err := s.tx(ctx, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, "select "+agentColumns+" from agents a where seq > $1 order by seq limit $2", from, limit+1)
-		if err != nil {
-			return err
+	for rows.Next() {
+		var a agent
+		if err := a.scan(rows); err != nil {
+			return nil, "", wrap(err)
 		}
-		defer rows.Close()
-		for rows.Next() {
-			var a agent
-			if err := a.scan(rows); err != nil {
-				return err
-			}
-			if len(items) == limit {
-				next = strconv.FormatInt(last, 10)
-				continue
-			}
-			items, last = append(items, a.Agent), a.seq
+		if len(items) == limit {
+			next = strconv.FormatInt(last, 10)
+			continue
 		}
-		return rows.Err()
-	})
-	return items, next, err
+		items, last = append(items, a.Agent), a.seq
+	}
+	return items, next, wrap(rows.Err())
 }
 
 // SetRevoked shuts an agent out, or lets it in again.
@@ -303,8 +289,9 @@ func (s *Store) ExpireKeys(ctx context.Context, id string) (store.Agent, error) 
 }
 
 func (s *Store) changeAgent(ctx context.Context, id string, f func(a *store.Agent, b *pgx.Batch) error) (store.Agent, error) {
+	events := []store.Event{{Kind: store.EventAgentChanged, AgentID: id}}
 	var out store.Agent
-	err := s.tx(ctx, func(tx pgx.Tx) error {
+	err := s.tx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		a, err := readAgent(ctx, tx, "id = $1 for update", id)
 		if err != nil {
 			return err
@@ -313,9 +300,14 @@ func (s *Store) changeAgent(ctx context.Context, id string, f func(a *store.Agen
 		if err := f(&a.Agent, b); err != nil {
 			return err
 		}
-		s.notify(b, store.Event{Kind: store.EventAgentChanged, AgentID: id})
+		b.Queue("update agents set changed_at = clock_timestamp() where id = $1", id)
+		// In the transaction, at the price that tell explains: who shuts an agent out wants it out everywhere, and these are few.
+		b.Queue("select pg_notify($1, n) from unnest($2::text[]) as n", s.channel, s.notes(events))
 		out = a.Agent
 		return tx.SendBatch(ctx, b).Close()
 	})
+	if err == nil {
+		s.hear(events)
+	}
 	return out, err
 }

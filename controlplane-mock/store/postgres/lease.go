@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,96 +12,52 @@ import (
 	"agentd/controlplane-mock/store"
 )
 
+// leaseSQL offers the oldest matching pending job, unless the same poll has an offer already. Its %s is how types are compared:
+// of one type, the index has the oldest first; a list would make PostgreSQL sort all of them.
+const leaseSQL = `with again as (
+		select seq from jobs where status = 'offered' and live_agent = $1 and live_poll = $2
+	), oldest as (
+		select seq from jobs where status = 'pending' and type %s and agent_id in ('', $1) and labels <@ $4 and not exists (select from again)
+		order by seq limit 1 for update skip locked
+	), offered as (
+		update jobs j set status = 'offered', version = version + 1, last = last + 1, live_agent = $1, live_poll = $2, offered_at = clock_timestamp(),
+			started_at = null, log_records = null, spooled = 0, lease_until = clock_timestamp() + $5::bigint * interval '1 microsecond'
+		from oldest where j.seq = oldest.seq returning j.*
+	) select ` + rowColumns + ` from offered j join specs s on s.job_id = j.id
+	union all select ` + rowColumns + ` from again join jobs j on j.seq = again.seq join specs s on s.job_id = j.id`
+
+var (
+	leaseOne  = fmt.Sprintf(leaseSQL, "= $3")
+	leaseMany = fmt.Sprintf(leaseSQL, "= any ($3)")
+)
+
 // Lease offers the oldest matching pending job.
 func (s *Store) Lease(ctx context.Context, p store.LeaseParams) (store.Offer, error) {
-	var r *row
-	err := s.tx(ctx, func(tx pgx.Tx) error {
-		var err error
-		r, err = s.lease(ctx, tx, &p)
-		return err
-	})
+	ctx, ended, err := s.change(ctx)
 	if err != nil {
 		return store.Offer{}, err
 	}
-	job, err := s.Job(ctx, r.spec.ID)
-	if err != nil {
-		return store.Offer{}, err
+	defer ended()
+	sql, types := leaseMany, any(p.Types)
+	if len(p.Types) == 1 {
+		sql, types = leaseOne, p.Types[0]
 	}
+	var r row
+	for range 2 {
+		err = r.scan(s.pool.QueryRow(ctx, sql, p.AgentID, p.PollID, types, labelsOf(p.Labels), p.TTL.Microseconds()))
+		if !violates(err, "jobs_offers") {
+			break // else: the same poll was faster elsewhere, and its offer can be seen now
+		}
+	}
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return store.Offer{}, store.ErrNoJob
+	case err != nil:
+		return store.Offer{}, wrap(err)
+	}
+	job := r.job()
 	job.Attempts = nil
 	return store.Offer{Job: job, Attempt: r.st.Last}, nil
-}
-
-func (s *Store) lease(ctx context.Context, tx pgx.Tx, p *store.LeaseParams) (*row, error) {
-	// The same poll may come in twice at once, on two instances: the second must find the first one's offer.
-	if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock(hashtextextended($1, 0))", p.AgentID+" "+p.PollID); err != nil {
-		return nil, err
-	}
-	again, err := scanRow(tx.QueryRow(ctx, "select "+rowColumns+` from jobs
-		where status = 'offered' and live_agent = $1 and live_poll = $2 and lease_until > clock_timestamp()`, p.AgentID, p.PollID))
-	if err == nil || !errors.Is(err, pgx.ErrNoRows) {
-		return again, err
-	}
-	labels := p.Labels
-	if labels == nil {
-		labels = map[string]string{}
-	}
-	r, err := scanRow(tx.QueryRow(ctx, "select "+rowColumns+` from jobs
-		where status = 'pending' and type = any ($1) and agent_id in ('', $2) and labels <@ $3
-		order by seq limit 1 for update skip locked`, p.Types, p.AgentID, labels))
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, store.ErrNoJob
-	}
-	if err != nil {
-		return nil, err
-	}
-	was := r.st.Status
-	r.st.Offer(p.AgentID, p.PollID, r.now)
-	return r, s.write(ctx, tx, r, was, p.TTL)
-}
-
-// Renew accepts an offer or extends a lease.
-func (s *Store) Renew(ctx context.Context, ref store.Ref, ttl time.Duration, beat store.Beat) (store.Lease, error) {
-	l, err := s.extend(ctx, ref, ttl, beat)
-	if !errors.Is(err, pgx.ErrNoRows) {
-		return l, wrap(err)
-	}
-	err = s.tx(ctx, func(tx pgx.Tx) error {
-		r, err := hold(ctx, tx, ref.JobID)
-		if err != nil {
-			return err
-		}
-		was := r.st.Status
-		if _, err := r.st.Renew(ref, r.now); err != nil {
-			return err
-		}
-		l = store.Lease{CancelRequested: r.st.CancelRequested, CancelReason: r.st.CancelReason, Grace: r.spec.Grace}
-		if _, err := tx.Exec(ctx, "update jobs set spooled = $2 where id = $1", ref.JobID, beat.SpooledBytes); err != nil {
-			return err
-		}
-		return s.write(ctx, tx, r, was, ttl)
-	})
-	return l, err
-}
-
-// extend is the common case: the lease of a running attempt, compared and set in one statement.
-func (s *Store) extend(ctx context.Context, ref store.Ref, ttl time.Duration, beat store.Beat) (store.Lease, error) {
-	if err := s.open(); err != nil {
-		return store.Lease{}, err
-	}
-	var cancel *string
-	var grace int64
-	err := s.pool.QueryRow(ctx, `update jobs set lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond', spooled = $5
-		where id = $1 and live_attempt = $2 and live_agent = $3 and status = 'running'
-		returning cancel, (convert_from(spec, 'utf8')::jsonb ->> 'Grace')::bigint`,
-		ref.JobID, ref.Attempt, ref.AgentID, ttl.Microseconds(), beat.SpooledBytes).Scan(&cancel, &grace)
-	if err != nil {
-		return store.Lease{}, err
-	}
-	l := store.Lease{Grace: time.Duration(grace)}
-	if cancel != nil {
-		l.CancelRequested, l.CancelReason = true, *cancel
-	}
-	return l, nil
 }
 
 // Complete settles an attempt.
@@ -134,18 +91,13 @@ func (s *Store) Retry(ctx context.Context, id string) (store.Job, error) {
 	return s.Job(ctx, id)
 }
 
+// maxReaped bounds one sweep; the next one goes on.
+const maxReaped = 1000
+
 // Reap ends the attempts whose lease ran out.
 func (s *Store) Reap(ctx context.Context, ttl time.Duration) (int, error) {
-	ids, err := s.due(ctx)
-	s.mu.Lock()
+	ids, err := s.due(ctx, ttl)
 	if err != nil {
-		s.away = true
-	} else if s.away {
-		s.away, s.spareFrom = false, time.Now() // nobody could renew: give everyone the time to
-	}
-	spare := time.Since(s.spareFrom) < ttl || time.Now().Before(s.restUntil)
-	s.mu.Unlock()
-	if err != nil || spare {
 		return 0, wrap(err)
 	}
 	n := 0
@@ -167,18 +119,41 @@ func (s *Store) Reap(ctx context.Context, ttl time.Duration) (int, error) {
 	return n, nil
 }
 
-// maxReaped bounds one sweep; the next one goes on.
-const maxReaped = 1000
-
-func (s *Store) due(ctx context.Context) ([]string, error) {
-	if err := s.open(); err != nil {
-		return nil, err
-	}
-	rows, err := s.pool.Query(ctx, "select id from jobs where live_attempt is not null and lease_until <= clock_timestamp() order by lease_until limit $1", maxReaped)
+// due is whose lease may be ended. Nobody's is while they couldn't be renewed, and for a TTL after: that is so after a start
+// of ours or of the database, when a renewal or a look at the leases failed, and when a look took long.
+func (s *Store) due(ctx context.Context, ttl time.Duration) ([]string, error) {
+	ctx, ended, err := s.begin(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
+	defer ended()
+	var ids []string
+	var booted time.Time
+	began := time.Now()
+	err = s.pool.QueryRow(ctx, `select pg_postmaster_start_time(), array(
+		select id from jobs where live_agent is not null and lease_until <= clock_timestamp() order by lease_until limit $1)`, maxReaped).Scan(&booted, &ids)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	switch {
+	case err != nil:
+		s.away = true
+		return nil, err
+	case s.away, !s.booted.IsZero() && !booted.Equal(s.booted), now.Sub(began) > ttl/4:
+		s.away, s.spareFrom = false, now
+	}
+	s.booted = booted
+	if now.Sub(s.spareFrom) < ttl || now.Before(s.restUntil) {
+		return nil, nil
+	}
+	return ids, nil
+}
+
+// lost notes that the database could not be used, so that the reaper spares those who needed it.
+func (s *Store) lost() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = true
 }
 
 // Rest makes this instance's Reap spare all leases for d from now.

@@ -3,105 +3,160 @@ package postgres
 import (
 	"context"
 	"crypto/rand"
-	"embed"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash/fnv"
-	"io/fs"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/klauspost/compress/zstd"
+	"go.uber.org/zap"
 
 	"agentd/controlplane-mock/store"
 )
 
 var _ store.Store = (*Store)(nil)
 
-//go:embed migrations/*.sql
-var migrations embed.FS
+// Config says which database, and how long logs are kept.
+type Config struct {
+	URL string // postgres://…, with the pool_* settings of pgxpool
+	// KeepLogs is how long log batches are kept; 0: for ever. Whole days go at once, so some are kept for a day longer.
+	KeepLogs time.Duration
+	Logger   *zap.Logger // nil: nothing is logged
+}
+
+const (
+	// callTime bounds a call. A database that doesn't answer within it counts as lost: the client is told to come
+	// back, which costs less than one more request that waits.
+	callTime = 10 * time.Second
+	// connectTime bounds making a connection, for the same reason.
+	connectTime = 5 * time.Second
+	// defaultConns is how many statements an instance has under way. Commits that wait for the disk together cost one
+	// sync, so more connections than processors pay; six instances still fit into PostgreSQL's default of 100.
+	defaultConns = 14
+	// lazyConns is how many connections do what needn't be durable: NOTIFY, and stamps for people to read.
+	lazyConns = 2
+)
 
 // Store keeps everything in one schema of a database: the first of the connection's search_path.
 type Store struct {
-	pool    *pgxpool.Pool
-	channel string // of notifications: one for each schema
+	cfg      Config
+	log      *zap.Logger
+	pool     *pgxpool.Pool // its commits are durable
+	lazy     *pgxpool.Pool // its commits may be lost with a crash of the database
+	schema   string
+	channel  string // of notifications: one for each schema
+	instance string // names this Store in notifications, so that it needn't hear its own
+
+	calls      sync.WaitGroup // public calls under way
+	background sync.WaitGroup // goroutines of the batchers
+
+	renewals *batcher[*renewal]
+	appends  *batcher[*appending]
+	notices  *batcher[store.Event]
+	stamps   *batcher[string]
+
+	watchers watchers
+	keys     keyCache
+	claims   claimCache
+	seen     touched
+	packer   *zstd.Encoder
+	unpacker *zstd.Decoder
 
 	mu        sync.Mutex
-	closed    bool
-	away      bool      // guarded by mu: the last sweep failed
+	closed    bool      // guarded by mu
+	away      bool      // guarded by mu: something that lets leases be renewed failed
+	booted    time.Time // guarded by mu: when the database started, by its own clock
 	spareFrom time.Time // guarded by mu: monotonic; no sweep within a TTL from then
 	restUntil time.Time // guarded by mu
+	owed      bool      // guarded by mu: notices were lost; the others are to look at everything again
 }
 
-// Open connects to the database that a postgres:// URL names and brings its tables up to date.
-// Instances may do so at the same time: one migrates, the others wait.
-func Open(ctx context.Context, url string) (*Store, error) {
-	cfg, err := pgxpool.ParseConfig(url)
+// Open connects to the database and brings its tables up to date. Instances may do so at the same time: one migrates, the others wait.
+func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
+	pc, err := pgxpool.ParseConfig(cfg.URL)
 	if err != nil {
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
-	cfg.ConnConfig.RuntimeParams["synchronous_commit"] = "on" // an acknowledged log batch survives a power cut
-	cfg.ConnConfig.RuntimeParams["application_name"] = "agentd-controlplane"
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	if err != nil {
+	if cfg.KeepLogs < 0 {
+		return nil, fmt.Errorf("postgres: KeepLogs: %v is negative", cfg.KeepLogs)
+	}
+	if !strings.Contains(cfg.URL, "pool_max_conns") {
+		pc.MaxConns = defaultConns
+	}
+	pc.ConnConfig.ConnectTimeout = connectTime
+	p := pc.ConnConfig.RuntimeParams
+	p["application_name"] = "agentd-controlplane"
+	p["synchronous_commit"] = "on" // an acknowledged log batch survives a power cut, whatever the database's default is
+	// What an instance that fell silent still holds is let go about when its own calls have given up.
+	p["idle_in_transaction_session_timeout"] = fmt.Sprint(callTime.Milliseconds())
+	lc := pc.Copy()
+	lc.MaxConns, lc.MinConns = lazyConns, 0
+	lc.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
+
+	s := &Store{cfg: cfg, log: cfg.Logger, spareFrom: time.Now(), instance: hex.EncodeToString(random(8))}
+	if s.log == nil {
+		s.log = zap.NewNop()
+	}
+	if s.packer, err = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest)); err != nil {
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
-	s := &Store{pool: pool, spareFrom: time.Now()}
-	if err := s.migrate(ctx); err != nil {
-		pool.Close()
+	if s.unpacker, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(0)); err != nil {
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	s.batchers()
+	if s.pool, err = pgxpool.NewWithConfig(ctx, pc); err != nil {
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	if s.lazy, err = pgxpool.NewWithConfig(ctx, lc); err != nil {
+		s.pool.Close()
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	if err = s.migrate(ctx); err == nil {
+		err = s.partition(ctx)
+	}
+	if err != nil {
+		_ = s.Close()
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
 	return s, nil
 }
 
-// migrate applies, each in a transaction, the migrations that the schema hasn't had yet. Every one must leave the tables
-// usable for instances of the version before.
-func (s *Store) migrate(ctx context.Context) error {
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Release()
-	var schema string
-	if err := conn.QueryRow(ctx, "select current_schema()").Scan(&schema); err != nil {
-		return fmt.Errorf("the schema of search_path: %w", err)
-	}
-	s.channel = "agentd_" + schema
-	lock := fnv.New64a()
-	_, _ = lock.Write([]byte(s.channel))
-	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", int64(lock.Sum64())); err != nil {
-			return err
-		}
-		if _, err := tx.Exec(ctx, "create table if not exists migrations (name text primary key, at timestamptz not null default now())"); err != nil {
-			return err
-		}
-		names, err := fs.Glob(migrations, "migrations/*.sql") // in order
-		if err != nil {
-			return err
-		}
-		for _, name := range names {
-			if err := apply(ctx, tx, name); err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-		}
-		return nil
+func (s *Store) batchers() {
+	s.renewals = newBatcher(&s.background, &batcher[*renewal]{flush: s.renew, gap: renewGap, most: 1000})
+	s.appends = newBatcher(&s.background, &batcher[*appending]{
+		flush: s.append, lanes: 2, most: 256, bytes: 8 << 20, size: (*appending).size, key: (*appending).key,
 	})
+	s.notices = newBatcher(&s.background, &batcher[store.Event]{flush: s.notify, gap: noticeGap, most: 4096})
+	s.stamps = newBatcher(&s.background, &batcher[string]{flush: s.stamp, gap: time.Second, most: 5000})
 }
 
-func apply(ctx context.Context, tx pgx.Tx, name string) error {
-	tag, err := tx.Exec(ctx, "insert into migrations (name) values ($1) on conflict do nothing", name)
-	if err != nil || tag.RowsAffected() == 0 {
-		return err
+// begin lets a call in. Its context is bounded in time; ended must be called.
+func (s *Store) begin(ctx context.Context) (_ context.Context, ended func(), err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
 	}
-	sql, err := migrations.ReadFile(name)
-	if err != nil {
-		return err
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, nil, store.ErrStopped
 	}
-	_, err = tx.Exec(ctx, string(sql))
-	return err
+	s.calls.Add(1)
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	return ctx, func() { cancel(); s.calls.Done() }, nil
+}
+
+// change is begin for a call that changes something: what was sent is carried out whether or not the caller stays, so
+// that nobody passes over a job that is about to be given back.
+func (s *Store) change(ctx context.Context) (context.Context, func(), error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	return s.begin(context.WithoutCancel(ctx))
 }
 
 // ServerID names the control plane.
@@ -123,24 +178,17 @@ func random(n int) []byte {
 
 // once reads key, or sets it to what first answers; who comes second reads what the first one set.
 func (s *Store) once(ctx context.Context, key string, first func() []byte) ([]byte, error) {
-	if err := s.open(); err != nil {
+	ctx, ended, err := s.change(ctx)
+	if err != nil {
 		return nil, err
 	}
+	defer ended()
 	if _, err := s.pool.Exec(ctx, "insert into meta values ($1, $2) on conflict do nothing", key, first()); err != nil {
 		return nil, wrap(err)
 	}
 	var out []byte
-	return out, wrap(s.pool.QueryRow(ctx, "select value from meta where key = $1", key).Scan(&out))
-}
-
-// open answers ErrStopped once the store is closed.
-func (s *Store) open() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return store.ErrStopped
-	}
-	return nil
+	err = s.pool.QueryRow(ctx, "select value from meta where key = $1", key).Scan(&out)
+	return out, wrap(err)
 }
 
 // wrap says where an error comes from, unless it is one of the store's own.
@@ -164,21 +212,37 @@ func wrap(err error) error {
 	return fmt.Errorf("postgres: %w", err)
 }
 
+// violates says that err is a breach of the named constraint.
+func violates(err error, constraint string) bool {
+	const unique = "23505"
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pg.Code == unique && pg.ConstraintName == constraint
+}
+
 // tx calls f in a transaction and commits it durably unless f fails.
-func (s *Store) tx(ctx context.Context, f func(tx pgx.Tx) error) error {
-	if err := s.open(); err != nil {
+func (s *Store) tx(ctx context.Context, f func(ctx context.Context, tx pgx.Tx) error) error {
+	ctx, ended, err := s.change(ctx)
+	if err != nil {
 		return err
 	}
-	return wrap(pgx.BeginFunc(ctx, s.pool, f))
+	defer ended()
+	return wrap(pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return f(ctx, tx) }))
 }
 
 // Ping answers whether the database can serve.
 func (s *Store) Ping(ctx context.Context) error {
-	if err := s.open(); err != nil {
+	ctx, ended, err := s.begin(ctx)
+	if err != nil {
 		return err
 	}
+	defer ended()
+	ctx, cancel := context.WithTimeout(ctx, pingTime)
+	defer cancel()
 	return wrap(s.pool.Ping(ctx))
 }
+
+// pingTime is how long a database may take to say that it is there: below the timeouts of those who ask for readiness.
+const pingTime = 2 * time.Second
 
 // Close ends all connections, after the calls under way.
 func (s *Store) Close() error {
@@ -186,8 +250,15 @@ func (s *Store) Close() error {
 	was := s.closed
 	s.closed = true
 	s.mu.Unlock()
-	if !was {
-		s.pool.Close()
+	if was {
+		return nil
 	}
+	s.calls.Wait()
+	s.background.Wait()
+	s.pool.Close()
+	if s.lazy != nil {
+		s.lazy.Close()
+	}
+	s.unpacker.Close()
 	return nil
 }

@@ -112,7 +112,7 @@ func (c *cluster) schema(t testing.TB) string {
 
 func open(t testing.TB, url string) *postgres.Store {
 	t.Helper()
-	s, err := postgres.Open(t.Context(), url)
+	s, err := postgres.Open(t.Context(), postgres.Config{URL: url})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func testInstances(t *testing.T, c *cluster) {
 	ids := make(chan string, n)
 	for range n {
 		go func() {
-			s, err := postgres.Open(t.Context(), url)
+			s, err := postgres.Open(t.Context(), postgres.Config{URL: url})
 			if err != nil {
 				ids <- err.Error()
 				return
