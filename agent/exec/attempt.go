@@ -219,7 +219,7 @@ func (a *attempt) startShim(stdin *os.File) error {
 		a.control.Close()
 		return err
 	}
-	stat, err := readStat(a.shim.Pid)
+	stat, err := statOfChild(a.shim.Pid)
 	if err != nil {
 		a.control.Close() // ends the shim
 		_, _ = a.shim.Wait()

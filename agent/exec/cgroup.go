@@ -296,7 +296,8 @@ func removeCgroup(dir string, deadline time.Time) error {
 	})
 }
 
-// cgroupProcs are the living processes in dir and below it.
+// cgroupProcs are the living processes in dir and below it. Of those that /proc hides from us only the pid is known: the kernel lists
+// no dead ones here, so they live.
 func cgroupProcs(dir string) []procStat {
 	var found []procStat
 	_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
@@ -306,7 +307,11 @@ func cgroupProcs(dir string) []procStat {
 		data, _ := os.ReadFile(path) //nolint:gosec // cgroupfs has no links
 		for f := range strings.FieldsSeq(string(data)) {
 			pid, _ := strconv.Atoi(f)
-			if s, err := readStat(pid); err == nil && !s.dead() {
+			s, err := readStat(pid)
+			if err != nil {
+				s = procStat{pid: pid, state: '?'}
+			}
+			if pid > 0 && !s.dead() {
 				found = append(found, s)
 			}
 		}

@@ -29,6 +29,9 @@
 //   - Something can't be killed (a tracer holds it, a disk doesn't answer): after KillWait Run returns and says so, the slot is free,
 //     and the runner tries again with each later Run and Sweep.
 //
+// Where /proc shows only what its reader may trace (ProtectProc=invisible, as in the packages' unit), a process that keeps its memory to
+// itself is not seen there. The cgroup lists it all the same: it gets the signals, too.
+//
 // A process is only ever killed when it is the attempt's beyond doubt; after a crash pid, start time and boot id have to match,
 // and a pidfd pins the process down before it is asked who it is.
 //

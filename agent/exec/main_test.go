@@ -37,6 +37,10 @@ func TestMain(m *testing.M) {
 		helperTracer()
 	case "flood":
 		helperFlood()
+	case "unit":
+		helperUnit()
+	case "shy":
+		helperShy()
 	}
 	testmain.Run(m)
 }
@@ -180,7 +184,8 @@ func (tr *trial) wait() Result {
 		tr.cancel(nil)
 		return res
 	case <-time.After(20 * time.Second):
-		tr.t.Fatalf("the attempt has not ended after 20s; output so far: %q", tr.out.text())
+		text := tr.out.text()
+		tr.t.Fatalf("the attempt has not ended after 20s; output so far: …%q", text[max(0, len(text)-512):])
 		return Result{}
 	}
 }

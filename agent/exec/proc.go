@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,6 +29,18 @@ func readStat(pid int) (procStat, error) {
 		return procStat{}, err
 	}
 	return parseStat(data)
+}
+
+// statOfChild reads the stat of a child that nobody has waited for. One that can't be found is hidden, not gone: where /proc shows
+// only what its reader may trace (hidepid, ProtectProc=invisible), a child of a process that keeps its memory to itself (PR_SET_DUMPABLE)
+// is not to be seen until a moment after its exec.
+func statOfChild(pid int) (s procStat, err error) {
+	const enough = 10 * time.Second // on a host that lets a runnable process wait for so long, nothing else works either
+	err = retry(time.Now().Add(enough), func() (err error) {
+		s, err = readStat(pid)
+		return err
+	})
+	return s, err
 }
 
 // parseStat takes the fields after the last ')': the name before it is the process's own choice, blanks and brackets included.
@@ -177,6 +190,25 @@ func carriers(entry string) []procStat {
 		}
 	}
 	return found
+}
+
+// hidden are the members of a cgroup that are not among those who were seen. They can't be told from those who have just ended,
+// which a signal doesn't hurt: their pids were read a moment ago.
+func hidden(cgroup string, seen []procStat) []procStat {
+	if cgroup == "" {
+		return nil
+	}
+	known := make(map[int]bool)
+	for _, s := range seen {
+		known[s.pid] = true
+	}
+	var rest []procStat
+	for _, s := range cgroupProcs(cgroup) {
+		if !known[s.pid] {
+			rest = append(rest, s)
+		}
+	}
+	return rest
 }
 
 func readBootID() (string, error) {

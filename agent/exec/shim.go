@@ -149,6 +149,7 @@ func (s *shim) obey(o order) bool {
 		s.killing = true
 	case o.Signal > 0:
 		if procs, err := descendants(os.Getpid()); err == nil {
+			procs = append(procs, hidden(s.cgroup, procs)...)
 			signalAll(procs, unix.Signal(o.Signal))
 			signalAll(procs, unix.SIGCONT) // a stopped process gets the signal only when it goes on
 		}
