@@ -69,6 +69,10 @@ DISTS ?= bookworm
 test-packages: ## Lint the packages and live an agent's life with them in booted systems (root; DISTS="bookworm trixie rpm")
 	DISTS='$(DISTS)' test/packages/run.sh
 
+.PHONY: test-vm
+test-vm: ## Enforce jobs' limits under a real cgroup v2, in a virtual machine (root; slow)
+	test/vm/run.sh
+
 .PHONY: vuln
 vuln: ## govulncheck (needs its database, which is not reachable everywhere)
 	$(TOOL) govulncheck ./...

@@ -31,7 +31,7 @@ func TestStopTimeoutExceedsTheDrain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	drain := agent.DefaultDrainTimeout + agent.DefaultDrainGrace + agent.DefaultDrainFlush
+	drain := agent.Drain{Timeout: agent.DefaultDrainTimeout, Grace: agent.DefaultDrainGrace, Flush: agent.DefaultDrainFlush}.Total()
 	if stop < drain+10*time.Second {
 		t.Errorf("TimeoutStopSec is %v, want at least 10 s more than the drain's %v", stop, drain)
 	}

@@ -21,14 +21,4 @@ if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
 	printf 'The tests need these Debian packages (or your system'\''s like of them): %s\n' "${missing[*]}" >&2
 	exit 1
 fi
-printf 'installing %s\n' "${missing[*]}"
-export DEBIAN_FRONTEND=noninteractive
-# policy-rc.d: the tests start their own servers; the packages' services stay off.
-policy=/usr/sbin/policy-rc.d
-if [ ! -e $policy ]; then
-	printf '#!/bin/sh\nexit 101\n' >$policy
-	chmod +x $policy
-	trap 'rm -f '$policy EXIT
-fi
-apt-get -qq update
-apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${missing[@]}" >/dev/null
+exec "$(dirname "$0")/apt.sh" "${missing[@]}"
