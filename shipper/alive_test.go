@@ -2,6 +2,7 @@ package shipper
 
 import (
 	"context"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -66,5 +67,35 @@ func TestAliveNamesALoopThatIsStuck(t *testing.T) {
 		v.fault = nil
 		v.mu.Unlock()
 		r.flush()
+	})
+}
+
+// What an earlier process had read and not sealed is due at once, and not since 1970.
+func TestAliveAfterACrash(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		v := newServer()
+		v.away()
+		cfg := config(t, v)
+		r := start(t, v, cfg)
+		r.print(r.open("job"), protocol.Stdout, "begun, and not en")
+		b, err := os.ReadFile(cfg.QueueFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.QueueFile += "-left"
+		if err := os.WriteFile(cfg.QueueFile, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if len(s.Recovered()) != 1 || s.order[0].log.due() == 0 {
+			t.Fatalf("nothing waits to be sealed: %+v", s.Recovered())
+		}
+		if err := s.Alive(); err != nil {
+			t.Errorf("before its first step: %v, want nil", err)
+		}
 	})
 }

@@ -91,7 +91,8 @@ func New(cfg Config) (*Shipper, error) {
 	}
 	s.queue = q
 	if found.Damage > 0 {
-		cfg.Logger.Error("queue file was damaged", zap.Int("places", found.Damage), zap.String("renamed", found.Renamed))
+		cfg.Logger.Error("queue file was damaged", zap.Int("places", found.Damage),
+			zap.String("renamed", found.Renamed), zap.String("kept", found.Kept), zap.Error(found.KeptErr))
 	}
 	s.recover(found.Attempts)
 	return s, nil
@@ -199,7 +200,7 @@ func (s *Shipper) recover(found []*queue.Attempt) {
 		for i := range l.ended {
 			l.ended[i].Store(true)
 		}
-		l.fresh.Store(1) // the seal loop makes batches of what isn't sealed as its first act
+		l.fresh.Store(time.Now().Add(-sealAge).UnixNano()) // the seal loop makes batches of what isn't sealed as its first act
 		s.addLane(&lane{key: keyOf(ref), ref: ref, log: l, q: q, next: q.Released(), final: true})
 	}
 	if s.cfg.Spool != nil {

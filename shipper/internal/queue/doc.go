@@ -53,5 +53,6 @@
 //
 // The file is memory. On tmpfs it ends with the machine. In a directory on disk it outlives a power
 // cut in whatever mixture of old and new the kernel had written back: runs and batches whose CRC
-// holds are used, intents are not (the boot id tells), and the rest becomes a gap.
+// holds are used, intents are not (the boot id tells), and the rest becomes a gap. What can't be read is
+// copied beside the queue (keep.go) before its pages are used again.
 package queue

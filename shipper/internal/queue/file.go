@@ -47,6 +47,8 @@ type Found struct {
 	Attempts []*Attempt // none of them can be read into any more
 	Damage   int        // things that should have been readable and weren't; what they covered is a hole in numbers, or a lost Run
 	Renamed  string     // the file was no queue: it was renamed to this, and a new one made
+	Kept     string     // a copy of what was damaged, see keepDamaged
+	KeptErr  error      // there is no such copy
 }
 
 // Open maps the queue at path, made if need be, and reads what is in it.
@@ -99,6 +101,9 @@ func (q *File) load(path string, o Options) (Found, error) {
 			break // empty, and of another size: made anew below
 		}
 		found.Damage = img.damage
+		if img.damage > 0 { // before its pages are used again
+			found.Kept, found.KeptErr = q.keepDamaged(path, img)
+		}
 		q.adopt(img, boot, o, &found)
 		return found, nil
 	case info.Size() > 0:

@@ -24,7 +24,9 @@ func (r Run) end() int64 { return r.Pos + int64(len(r.Data)) }
 type image struct {
 	lay      layout
 	attempts []*imaged
-	damage   int // things that should have been readable and weren't
+	damage   int          // things that should have been readable and weren't
+	bad      map[int]bool // pages that they lie in, or may lie in
+	badSlots map[int]bool
 }
 
 type imaged struct {
@@ -49,7 +51,7 @@ type rawImage struct {
 // parse reads mem, which may be shorter than the layout says, and anything but well formed.
 // trustIntents says that mem is the very memory that the process left, not what a disk kept of it.
 func parse(mem []byte, lay layout, trustIntents bool) *image {
-	img := &image{lay: lay}
+	img := &image{lay: lay, bad: map[int]bool{}, badSlots: map[int]bool{}}
 	bySlot := map[int]*imaged{}
 	for i := range lay.slots {
 		at := lay.slotAt(i)
@@ -63,6 +65,7 @@ func parse(mem []byte, lay layout, trustIntents bool) *image {
 		gen, id, ok := parseIdent(b)
 		if !ok {
 			img.damage++
+			img.badSlots[i] = true
 			continue
 		}
 		a := &imaged{slot: i, gen: gen, id: id, chain: map[int64]int{}}
@@ -75,6 +78,7 @@ func parse(mem []byte, lay layout, trustIntents bool) *image {
 			a.st = stB
 		default:
 			img.damage++
+			img.badSlots[i] = true
 		}
 		bySlot[i] = a
 		img.attempts = append(img.attempts, a)
@@ -103,7 +107,11 @@ func (img *image) findPages(mem []byte, bySlot map[int]*imaged) {
 		id, ok := parsePage(mem[at : at+pageHead])
 		a := bySlot[id.slot]
 		if !ok || a == nil || a.gen != id.gen {
-			continue // free, damaged, or left over from an attempt that has ended
+			// Free, damaged, or left over from an attempt that has ended.
+			if !ok && id.kind != kindFree || ok && img.badSlots[id.slot] {
+				img.bad[i] = true
+			}
+			continue
 		}
 		if id.kind == kindChain {
 			a.chain[id.seq] = i
@@ -158,7 +166,9 @@ func (img *image) walkChain(mem []byte, a *imaged) {
 		}
 		h, used, part, ok := parseBatch(img.page(mem, p)[pageHead+off:], a.gen, pos)
 		if ok = ok && h.First >= end && h.End() > a.st.headNext && fits(used); !ok {
-			missed = missed || pos < a.st.tail
+			if pos < a.st.tail {
+				missed, img.bad[p] = true, true
+			}
 			pos += 8
 			continue
 		}
@@ -201,14 +211,22 @@ func (img *image) checkData(mem []byte, a *imaged, b *Batch) bool {
 		p, ok := a.chain[pos/data]
 		if !ok {
 			b.Damaged = true
-			return false
+			break
 		}
 		off := pos % data
 		n := min(left, data-off)
 		crc = crc32.Update(crc, castagnoli, img.page(mem, p)[pageHead+off:pageHead+off+n])
 		pos, left = pos+n, left-n
 	}
-	b.Damaged = crc != b.crc
+	if b.Damaged = b.Damaged || crc != b.crc; b.Damaged {
+		for seq := b.pos / data; seq*data < b.pos+batchHead+int64(b.Len); seq++ {
+			p, ok := a.chain[seq]
+			if !ok {
+				break
+			}
+			img.bad[p] = true
+		}
+	}
 	return !b.Damaged
 }
 
@@ -250,7 +268,7 @@ func (img *image) walkRaw(mem []byte, a *imaged, stream int, trustIntents bool) 
 				break
 			}
 			if !good {
-				damaged = true
+				damaged, img.bad[p] = true, true
 				break
 			}
 			run.Data = page[off+runHead : off+runHead+length]
@@ -261,6 +279,7 @@ func (img *image) walkRaw(mem []byte, a *imaged, stream int, trustIntents bool) 
 			}
 			if crc32.Checksum(run.Data, castagnoli) != le.Uint32(h[20:]) {
 				img.damage++
+				img.bad[p] = true
 				run = Run{Pos: max(run.Pos, used), Lost: true, page: -1}
 			}
 			r.runs = append(r.runs, run)
