@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
-	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TLSFiles are the tls section of the config. All may be empty.
@@ -94,9 +96,20 @@ type reloading[T any] struct {
 	seen  []stamp // guarded by mu: the files as they were then
 }
 
+// stamp tells a file from what was there before. Time and size of the contents don't: images are made with one time for
+// all files, and two certificates are often of one size.
 type stamp struct {
-	modified time.Time
-	size     int64
+	inode             uint64
+	modified, changed unix.Timespec
+	size              int64
+}
+
+func stampOf(path string) stamp {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return stamp{} // reading it says why
+	}
+	return stamp{st.Ino, st.Mtim, st.Ctim, st.Size}
 }
 
 // get looks at the files' stamps at each call, that is, at each TLS handshake: rare enough.
@@ -105,11 +118,9 @@ func (r *reloading[T]) get() (T, error) {
 	defer r.mu.Unlock()
 	now := make([]stamp, len(r.paths))
 	for i, p := range r.paths {
-		if info, err := os.Stat(p); err == nil {
-			now[i] = stamp{info.ModTime(), info.Size()}
-		}
+		now[i] = stampOf(p)
 	}
-	if r.good && equal(now, r.seen) {
+	if r.good && slices.Equal(now, r.seen) {
 		return r.value, nil
 	}
 	value, err := r.read()
@@ -121,13 +132,4 @@ func (r *reloading[T]) get() (T, error) {
 	}
 	r.value, r.good, r.seen = value, true, now
 	return value, nil
-}
-
-func equal(a, b []stamp) bool {
-	for i := range a {
-		if a[i].size != b[i].size || !a[i].modified.Equal(b[i].modified) {
-			return false
-		}
-	}
-	return true
 }

@@ -172,6 +172,52 @@ func TestTLSFilesAreReadAgainWhenTheyChange(t *testing.T) {
 	}
 }
 
+// Certificates of one size and one modification time, as in an image whose files all have the same, are told apart.
+func TestTLSFilesAreToldApartByMoreThanTimeAndSize(t *testing.T) {
+	dir := t.TempDir()
+	files := identity.TLSFiles{CertFile: filepath.Join(dir, "cert"), KeyFile: filepath.Join(dir, "key")}
+	clients := newSigner(t, nil, "clients")
+	subject := func(cfg *tls.Config) string {
+		t.Helper()
+		cert, err := cfg.GetClientCertificate(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaf, err := x509.ParseCertificate(cert.Certificate[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return leaf.Subject.CommonName
+	}
+	put := func(name string) {
+		t.Helper()
+		newSigner(t, clients, name).write(t, files.CertFile, files.KeyFile)
+		for _, file := range []string{files.CertFile, files.KeyFile} {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			const size = 2048
+			text = append(text, strings.Repeat("\n", size-len(text))...)
+			if err := errors.Join(os.WriteFile(file, text, 0o600), os.Chtimes(file, time.Time{}, time.Unix(1, 0))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	put("client-1")
+	cfg, err := identity.TLSConfig(files, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := subject(cfg); got != "client-1" {
+		t.Fatalf("got %s", got)
+	}
+	put("client-2")
+	if got := subject(cfg); got != "client-2" {
+		t.Errorf("got %s after the change, want client-2", got)
+	}
+}
+
 // TestACAFileDoesNotWeakenVerification: our own verification refuses what crypto/tls would.
 func TestACAFileDoesNotWeakenVerification(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ca")

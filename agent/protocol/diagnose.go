@@ -120,6 +120,11 @@ func (c *Client) explain(err error) string {
 		return "nothing listens on " + c.base.Host + ": is the control plane running, and the port right?"
 	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH):
 		return "there is no route to " + c.base.Host + ": check the network"
+	case strings.Contains(err.Error(), "client conn could not be established"):
+		// net/http's own words, of an unexported error: an HTTP/2 connection that ended before the request could be sent, whatever
+		// the alert was that ended it. A server that refuses a client certificate does so just then (TLS 1.3).
+		return "the server ended the connection as soon as it was made: does it want a client certificate (tls.cert_file, tls.key_file), " +
+			"or refuse this machine's (check its expiry, and that the server knows its authority)?"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		return "the connection was cut before the answer"
 	case op != nil && op.Timeout():

@@ -15,5 +15,5 @@ func DialForTest(t *testing.T, address string) net.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return conn
+	return conn.(patientConn).Conn
 }

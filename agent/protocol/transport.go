@@ -133,15 +133,12 @@ func newTransport(cfg ClientConfig, which pool) *http.Transport {
 			return inner
 		},
 	}
-	dial := dialer.DialContext
-	if which == poolLogs {
-		dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-			conn, err := dialer.DialContext(ctx, network, address)
-			if err != nil {
-				return nil, err
-			}
-			return patientConn{conn}, nil
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dialer.DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
 		}
+		return patientConn{conn}, nil
 	}
 	tlsConfig := &tls.Config{MinVersion: tls.VersionTLS12}
 	if cfg.TLS != nil {
@@ -168,9 +165,10 @@ func newTransport(cfg ClientConfig, which pool) *http.Transport {
 // arrived already.
 const lastWord = 250 * time.Millisecond
 
-// patientConn holds back a failed write for a moment. A server that refuses a body by its size
-// answers and closes while we still send; without this, the failed write would often be what
-// the caller hears of, and not the 413 that tells it to halve the batch.
+// patientConn holds back a failed write for a moment. A server that refuses a body by its size answers
+// and closes while we still send, and one that refuses our client certificate does so when we believe the
+// handshake done (TLS 1.3); without this, the failed write would often be what the caller hears of, and not the
+// 413 that tells it to halve the batch, or the alert that tells which file to look at.
 type patientConn struct{ net.Conn }
 
 func (c patientConn) Write(p []byte) (int, error) {

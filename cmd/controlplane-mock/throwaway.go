@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // What a throw-away CA's directory holds. client.pem and client-key.pem are for --client-ca DIR/ca.pem.
@@ -159,15 +161,16 @@ func replaceFile(file string, data []byte, mode fs.FileMode) error {
 	return os.Rename(tmp, file)
 }
 
-// stampOf changes when one of the files does.
+// stampOf changes when one of the files does. Times and sizes of contents alone don't tell: two certificates are often of
+// one size, and files may have been given one time.
 func stampOf(files ...string) (string, error) {
 	var stamp strings.Builder
 	for _, f := range files {
-		info, err := os.Stat(f)
-		if err != nil {
-			return "", err
+		var st unix.Stat_t
+		if err := unix.Stat(f, &st); err != nil {
+			return "", &fs.PathError{Op: "stat", Path: f, Err: err}
 		}
-		fmt.Fprintln(&stamp, info.ModTime().UnixNano(), info.Size())
+		fmt.Fprintln(&stamp, st.Ino, st.Mtim, st.Ctim, st.Size)
 	}
 	return stamp.String(), nil
 }

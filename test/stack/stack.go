@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,9 +35,10 @@ type Config struct {
 	Store      string   // default: redka in Dir
 	Config     string   // further YAML of the agent's config: handlers, max_jobs …
 	AgentEnv   []string
-	NoAgent    bool     // the control plane alone; Join brings the agent
-	Host       string   // address that the control plane listens on; default 127.0.0.1
-	AgentVia   []string // put before the agent's own command line: nsenter and its like
+	NoAgent    bool        // the control plane alone; Join brings the agent
+	Host       string      // address that the control plane listens on; default 127.0.0.1
+	AgentVia   []string    // put before the agent's own command line: nsenter and its like
+	TLS        *tls.Config // how to trust a control plane that serves TLS; nil = ServerArgs don't ask for it
 }
 
 // Stack is a control plane and an agent.
@@ -73,6 +76,9 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 		return nil, err
 	}
 	s.URL = "http://" + s.listen
+	if cfg.TLS != nil {
+		s.URL = "https://" + s.listen
+	}
 	if err := s.StartServer(ctx); err != nil {
 		return nil, err
 	}
@@ -116,7 +122,7 @@ func (s *Stack) StartServer(ctx context.Context) (err error) {
 			return err
 		}
 		if s.Admin == nil { // a restarted server has the same address and token, and others may be using the client
-			if s.Admin, err = adminclient.New(adminclient.Config{URL: s.URL, Token: strings.TrimSpace(string(token))}); err != nil {
+			if s.Admin, err = adminclient.New(adminclient.Config{URL: s.URL, Token: strings.TrimSpace(string(token)), HTTP: s.client()}); err != nil {
 				return err
 			}
 		}
@@ -126,6 +132,14 @@ func (s *Stack) StartServer(ctx context.Context) (err error) {
 		return fmt.Errorf("the control plane did not get ready: %w\n%s", err, s.Server.Tail())
 	}
 	return nil
+}
+
+// client is the admin client's, nil for its own.
+func (s *Stack) client() *http.Client {
+	if s.cfg.TLS == nil {
+		return nil
+	}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: s.cfg.TLS, DisableKeepAlives: true}}
 }
 
 // link gives the agent its identity.
