@@ -42,6 +42,25 @@ func (a *Agent) sweep(ctx context.Context, left []journal.Entry) {
 	}
 }
 
+// noteLengths writes down how long the logs are that an earlier process left in memory, before the shipper moves them: by the
+// next start they may all be in the spool, which can't say that nothing followed, and would then be taken for lost in part.
+func (a *Agent) noteLengths(left []journal.Entry) {
+	found := map[string]shipper.Recovered{}
+	for _, r := range a.logs.Recovered() {
+		found[key(r.Ref.JobID, r.Ref.Attempt)] = r
+	}
+	for i, e := range left {
+		r := found[key(e.JobID, e.Attempt)]
+		if !r.InMemory || e.Log.Closed {
+			continue
+		}
+		left[i].Log = journal.LogState{Closed: true, Records: max(e.Log.Records, r.LogRecords)}
+		if err := a.journal.SetLog(e.JobID, e.Attempt, left[i].Log); err != nil {
+			a.log.Error("length of a log could not be written down", zap.String("job", e.JobID), zap.Error(err))
+		}
+	}
+}
+
 // settleLeft reports what an earlier process left behind, until it is settled or ctx ends.
 func (a *Agent) settleLeft(ctx context.Context, left []journal.Entry) {
 	found := map[string]shipper.Recovered{}

@@ -36,6 +36,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.update(func() { a.began, a.owed = time.Now(), len(left) })
 	a.ident.Announce(a.info()) // New knew no handlers yet
 	a.sweep(work, left)
+	a.noteLengths(left)
 
 	var parts, jobs sync.WaitGroup
 	parts.Go(func() { fail("identity", a.ident.Run(rest)) })

@@ -55,6 +55,25 @@ func TestC1KilledEveryTwoSeconds(t *testing.T) {
 	}
 }
 
+// The agent is killed again while the control plane is still away, when what the first one had in memory is in the
+// spool. Nothing is missing, and nothing is said to be.
+func TestC1KilledAgainInTheSameOutage(t *testing.T) {
+	t.Parallel()
+	w := begin(t, logsSmall, "--lease-ttl", "30s")
+	does := work{Size: 150, Burst: 10, Pause: 2}
+	id := w.print(t, adminclient.Submission{MaxAttempts: 1}, &does)
+	until(t, "the job prints", func() bool { return does.truth(t).Read > 0 })
+	w.out(t, faults.Refuse, false)
+	for range 3 {
+		pass(300 * time.Millisecond)
+		w.killAgent(t)
+		w.launch(t)
+		until(t, "what was in memory is spooled", func() bool { st := w.status(t).Logs; return st.Memory == 0 && st.Spool > 0 })
+	}
+	w.back(t)
+	w.cut(t, w.ended(t, id, "failed"), 1, does)
+}
+
 // The agent is killed while it drains several epochs with all its requests under way.
 func TestC6KilledWhileDraining(t *testing.T) {
 	t.Parallel()
