@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -39,6 +40,7 @@ type Agent struct {
 	attempts map[string]*record // guarded by mu: by job/attempt, from the offer until it is settled
 	owed     int                // guarded by mu: outcomes of an earlier process that aren't settled yet
 	drained  bool               // guarded by mu: an operator asked for it; running jobs go on
+	enough   context.CancelFunc // guarded by mu: breaks off the poll under way, or one that is over
 	stopping bool               // guarded by mu: Run's context has ended
 	pause    time.Time          // guarded by mu: no job is asked for until then
 	polls    PollStatus         // guarded by mu
@@ -73,6 +75,9 @@ func newAgent(cfg Config, p parts) *Agent {
 		cfg: cfg, log: cfg.Logger, parts: p, hurry: make(chan struct{}),
 		changed: make(chan struct{}), handlers: map[string]Handler{}, labels: cfg.Labels, redact: cfg.Redact, maxJobs: cfg.MaxJobs,
 		attempts: map[string]*record{},
+	}
+	if a.before == nil {
+		a.before = func() *End { return nil }
 	}
 	a.link.ready = make(chan struct{})
 	return a

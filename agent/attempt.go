@@ -46,8 +46,9 @@ func (a *Agent) attempt(take, work, deliver context.Context, job *protocol.Job) 
 
 	a.mu.Lock()
 	handler, ok := a.handlers[job.Type]
+	drained := a.drained
 	a.mu.Unlock()
-	if !ok || take.Err() != nil {
+	if !ok || drained || take.Err() != nil {
 		a.giveBack(work, job, map[bool]string{true: "draining", false: "no handler for type " + job.Type}[ok])
 		return
 	}

@@ -163,6 +163,63 @@ func TestDrainKeepsRunningJobs(t *testing.T) {
 	})
 }
 
+// Who has waited for a drain may stop the agent, or the host: nothing may begin behind his back.
+func TestDrainBreaksOffThePollUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{})
+		w.Handle("t", takes(time.Second))
+		w.begin(t)
+		wait(5 * time.Second) // a poll is held for 30 s
+		began := time.Now()
+		w.Drain(true)
+		if err := w.WaitDrained(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > takeBackTimeout {
+			t.Errorf("the wait took %v, want at most %v", took, takeBackTimeout)
+		}
+		w.plane.submit("job_1")
+		wait(time.Hour)
+		if n := w.plane.attempt["job_1"]; n != 0 {
+			t.Errorf("job_1 was offered %d times, want it to wait", n)
+		}
+		if deaf := w.pulse.deaf(); len(deaf) > 0 {
+			t.Errorf("deaf: %q", deaf)
+		}
+		w.Drain(false)
+		wait(2 * time.Second)
+		if c := w.plane.outcome(t, "job_1"); c.Outcome != protocol.Succeeded {
+			t.Errorf("job_1: %s, want succeeded after the drain ended", c.Outcome)
+		}
+		w.end(t)
+	})
+}
+
+func TestOfferThatMeetsADrainIsReleased(t *testing.T) {
+	for name, lost := range map[string]error{"on its way": nil, "broken off": &protocol.Error{Op: "poll", Err: context.Canceled}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, Config{})
+				w.Handle("t", HandlerFunc(func(context.Context, *Attempt) Result { t.Error("ran"); return Result{} }))
+				w.plane.lose = func(int) error {
+					w.plane.lose = nil
+					w.Drain(true)
+					return lost
+				}
+				w.plane.submit("job_1")
+				w.begin(t)
+				if err := w.WaitDrained(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if r := w.plane.released["job_1/1"]; r != "draining" {
+					t.Errorf("released with %q, want draining", r)
+				}
+				w.end(t)
+			})
+		})
+	}
+}
+
 func TestReloadWhileAJobRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, Config{MaxJobs: 1})

@@ -60,11 +60,21 @@ func (a *Agent) poll(take, work, deliver context.Context) {
 		a.pulse.beat(loop, wait+holdGrace)
 		a.notePoll(wait, p.wait.learned > 0)
 		sent := time.Now()
-		job, err := a.plane.NextJob(take, protocol.PollRequest{PollID: p.id, Wait: wait, Types: types})
+		asking, enough := a.asking(take)
+		job, err := a.plane.NextJob(asking, protocol.PollRequest{PollID: p.id, Wait: wait, Types: types})
+		drained := asking.Err() != nil
+		enough()
+		if err != nil && drained && take.Err() == nil {
+			a.takeBack(context.WithoutCancel(take), p.id)
+			p.id = newPollID()
+		}
 		if err != nil {
-			a.freeSlot()
+			a.freeSlot() // after the taking back, so that who waits for the drain waits for that as well
 			if take.Err() != nil {
 				break
+			}
+			if drained {
+				continue
 			}
 			a.pollFailed(take, &p, wait, time.Since(sent), err)
 			continue
@@ -78,6 +88,18 @@ func (a *Agent) poll(take, work, deliver context.Context) {
 	}
 	a.takeBack(context.WithoutCancel(take), p.id)
 	a.pulse.end(loop) // its attempts have beats of their own, however long they take to end
+}
+
+// asking is take for one poll, which a drain breaks off as well.
+func (a *Agent) asking(take context.Context) (context.Context, context.CancelFunc) {
+	ctx, enough := context.WithCancel(take)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.enough = enough
+	if a.drained {
+		enough()
+	}
+	return ctx, enough
 }
 
 // demand waits until a job could start now, takes its slot, and returns the types to ask for; nil when ctx has ended.

@@ -35,6 +35,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	left := a.journal.Entries()
 	a.update(func() { a.began, a.owed = time.Now(), len(left) })
 	a.ident.Announce(a.info()) // New knew no handlers yet
+	a.noteLost(left, a.before())
 	a.sweep(work, left)
 	a.noteLengths(left)
 
@@ -113,17 +114,23 @@ func (a *Agent) flush(ctx context.Context, d time.Duration) {
 	cancel()
 }
 
-// Drain makes the agent take no more jobs (or, with on false, take them again). Running jobs go on, without a limit.
+// Drain makes the agent take no more jobs (or, with on false, take them again): the poll under way is broken off, and an offer
+// that still arrives is released. Running jobs go on, without a limit.
 func (a *Agent) Drain(on bool) {
-	a.update(func() { a.drained = on })
+	a.update(func() {
+		a.drained = on
+		if on && a.enough != nil {
+			a.enough()
+		}
+	})
 	a.log.Info("drain was asked for", zap.Bool("on", on))
 }
 
-// WaitDrained waits until nothing runs, all outcomes are settled and all logs are acknowledged.
+// WaitDrained waits until nothing runs, no poll can bring anything, all outcomes are settled and all logs are acknowledged.
 func (a *Agent) WaitDrained(ctx context.Context) error {
 	for {
 		changed := a.changes()
-		if a.unsettled() == 0 {
+		if a.active() == 0 && a.unsettled() == 0 {
 			break
 		}
 		select {
