@@ -85,24 +85,14 @@ func (a *Agent) settleLeft(ctx context.Context, left []journal.Entry) {
 // settleEntry reports one outcome. While the report of a job that had ended waits, its lease is kept, if it
 // still lives: a reaped one would be run again.
 func (a *Agent) settleEntry(ctx context.Context, e journal.Entry, log shipper.Recovered) {
-	if e.Completion == nil && e.Proc.PID == 0 && e.StartedAt.IsZero() {
+	if e.Completion == nil { // noteLost has seen to the others
 		// It was accepted and never ran: another agent may as well begin.
 		job := &protocol.Job{ID: e.JobID, Attempt: e.Attempt, LeaseToken: e.LeaseToken}
 		a.giveBack(ctx, job, "the agent restarted before the job began")
 		a.forget(e.JobID, e.Attempt)
 		return
 	}
-	c, ended := e.Completion, e.Completion != nil
-	if !ended {
-		why := "the agent died (killed, out of memory, or crashed) while the job ran"
-		if e.BootID != a.bootID {
-			why = "the host rebooted while the job ran"
-		}
-		c = &protocol.Completion{
-			Attempt: e.Attempt, LeaseToken: e.LeaseToken, Outcome: protocol.Lost, Error: why,
-			StartedAt: e.StartedAt, FinishedAt: time.Now(),
-		}
-	}
+	c := e.Completion
 	if c.LogRecords = e.Log.Records; !e.Log.Closed {
 		c.LogRecords = max(e.Log.Records, log.LogRecords)
 	}
@@ -119,7 +109,7 @@ func (a *Agent) settleEntry(ctx context.Context, e journal.Entry, log shipper.Re
 	defer wg.Wait()
 	ctx, settled := context.WithCancel(ctx)
 	defer settled()
-	if ended {
+	if c.Outcome != protocol.Lost { // which is to be run again, the sooner the better
 		wg.Go(func() { a.keepLeft(ctx, e) })
 	}
 	a.settle(ctx, e.JobID, *c)

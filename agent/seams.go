@@ -22,6 +22,8 @@ type parts struct {
 	logs    logs
 	runner  runner
 	bootID  string
+	// before says how the process before this one ended, and forgets it; nil = nobody knows.
+	before func() *End
 	// clock counts suspend; nil = leasekeeper's own.
 	clock func() time.Duration
 }

@@ -59,7 +59,7 @@ func (a *Agent) open() error {
 		return fmt.Errorf("agent: %w", err)
 	}
 	a.closers = append(a.closers, func() error { runner.Close(); return nil })
-	a.runner = runner
+	a.runner, a.before = runner, a.takeLife
 	return a.connect(process)
 }
 

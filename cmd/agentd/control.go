@@ -29,12 +29,21 @@ type daemonClient struct {
 }
 
 func (c *cli) daemon(flags *pflag.FlagSet) (*daemonClient, error) {
-	// A running agent can be asked and drained while its config file has faults: only runtime_dir counts here.
-	s, err := c.load(flags)
-	if e, ok := errors.AsType[*configError](err); err != nil && (!ok || e.unread) {
+	s, err := c.loadAnyway(flags)
+	if err != nil {
 		return nil, err
 	}
 	return dialing(socketPath(s)), nil
+}
+
+// loadAnyway is for what concerns a running agent, or one that ran: it can be asked and drained while its config file has
+// faults. Only runtime_dir counts.
+func (c *cli) loadAnyway(flags *pflag.FlagSet) (settings, error) {
+	s, err := c.load(flags)
+	if e, ok := errors.AsType[*configError](err); err != nil && (!ok || e.unread) {
+		return s, err
+	}
+	return s, nil
 }
 
 func dialing(path string) *daemonClient {

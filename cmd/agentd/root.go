@@ -108,7 +108,7 @@ func (c *cli) root() *cobra.Command {
 	root.SetErr(c.err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return exit(exitUsage, err) })
 	root.PersistentFlags().StringVarP(&c.config, "config", "c", "", "config file (default "+defaultConfig+", $AGENTD_CONFIG)")
-	root.AddCommand(c.linkCommand(), c.runCommand(), c.statusCommand(), c.drainCommand(), c.reloadCommand(), c.checkCommand(), c.redactCommand(), c.spoolCommand(), c.versionCommand(), man.Command(root))
+	root.AddCommand(c.linkCommand(), c.runCommand(), c.statusCommand(), c.drainCommand(), c.reloadCommand(), c.checkCommand(), c.redactCommand(), c.spoolCommand(), c.endedCommand(), c.versionCommand(), man.Command(root))
 	countArgs(root)
 	root.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
