@@ -58,6 +58,7 @@ func TestUnitDoesWhatTheCodeExpects(t *testing.T) {
 		"StartLimitIntervalSec":    "0",
 		"ExecStart":                "/usr/bin/agentd run",
 		"ExecReload":               "/usr/bin/agentd reload",
+		"ExecStopPost":             "-/usr/bin/agentd ended",
 	} {
 		if got[key] != want {
 			t.Errorf("%s=%s, want %q", key, got[key], want)
