@@ -45,7 +45,7 @@ func TestUnitDoesWhatTheCodeExpects(t *testing.T) {
 		"KillMode":                 "mixed", // SIGTERM to the agent alone: it ends its jobs itself
 		"Delegate":                 "yes",   // a cgroup for each attempt
 		"RestartPreventExitStatus": "78",
-		"RuntimeDirectoryPreserve": "restart", // the queue outlives a crash
+		"RuntimeDirectoryPreserve": "yes", // the queue outlives a crash and a stop on a full disk
 		"OOMPolicy":                "continue",
 		"StateDirectory":           strings.TrimPrefix(agent.DefaultStateDir, "/var/lib/"),
 		"RuntimeDirectory":         strings.TrimPrefix(agent.DefaultRuntimeDir, "/run/"),

@@ -106,7 +106,23 @@ crash() {
 	check "$n: kill -9: restarted" eventually 30 equals 1/active props NRestarts ActiveState
 	check "$n: ... the attempt is lost, its log complete" job_becomes 30 "$job" '.attempts[-1] | .state == "lost" and .logsComplete and .logNext >= 20'
 	check "$n: ... without a hole" counts_up "$job" 1
+	check "$n: ... for a reason that is told" job_is "$job" '.attempts[-1].error == "the agent was killed (SIGKILL) while the job ran"'
 	check "$n: ... and a job runs" runs_a_job
+	crash_and_stop
+}
+
+# What is in memory only outlives a crash that isn't followed by a restart, too.
+crash_and_stop() {
+	local job
+	job=$(submit 'i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done' --max-attempts 1)
+	printed "$job" 20 >/dev/null
+	plane_down
+	sys kill -s KILL --kill-whom=main agentd
+	sys stop agentd
+	plane_up
+	check "$n: kill -9, and a stop before the restart: start" sys start agentd
+	check "$n: ... the attempt is lost, its log complete" job_becomes 30 "$job" '.attempts[-1] | .state == "lost" and .logsComplete and .logNext >= 20'
+	check "$n: ... without a hole" counts_up "$job" 1
 }
 
 watchdog() {
@@ -276,8 +292,11 @@ token_in_place() {
 	inside "$n" rm /etc/agentd/token
 	check "$n: ... and isn't needed any more" sys restart agentd
 	check "$n: ... a job runs" runs_a_job
+}
+
+leave() {
 	check "$n: nothing failed on the way" equals '' sys --failed --no-legend
-	check "$n: purge" inside "$n" dpkg -P agentd agentd-controlplane-mock
+	check "$n: purge of both" inside "$n" dpkg -P agentd agentd-controlplane-mock
 }
 
 deb_lifecycle() {
@@ -293,7 +312,7 @@ deb_lifecycle() {
 	install -m 755 "$work/hang/agentd" "$work/$n/opt/agentd-hang"
 	boot "$work/$n" "$n" >/dev/null || { check "$n: boots" false && return; }
 	local step
-	for step in ${STEPS:-install_unlinked link_and_start crash watchdog reload drop_ins stops upgrade outage_reboot removal token_in_place}; do
+	for step in ${STEPS:-install_unlinked link_and_start crash watchdog reload drop_ins stops outage drain upgrade outage_reboot lost_state removal token_in_place move leave}; do
 		local before=$failed
 		$step
 		[ "$failed" = "$before" ] || inside "$n" journalctl --no-pager -q -u agentd -n "${TAIL:-15}" | cut -c1-400 | sed 's/^/     | /'

@@ -13,6 +13,8 @@ work=$(mktemp -d /var/tmp/agentd-packages.XXXXXX)
 . "$here/nspawn.sh"
 # shellcheck source=test/packages/lifecycle.sh
 . "$here/lifecycle.sh"
+# shellcheck source=test/packages/operator.sh
+. "$here/operator.sh"
 # shellcheck source=test/packages/rpm.sh
 . "$here/rpm.sh"
 

@@ -18,7 +18,7 @@ submit() {
 	shift 2
 	mock submit --type "$type" --payload "$(jq -n --arg s "$script" '{script: $s}')" --max-attempts 1 "$@"
 }
-job_is() { mock job "$1" --json | jq -e "$2" || { mock job "$1" --json && mock logs "$1" | tail -n 5 && false; }; }
+job_is() { mock job "$1" --json | jq -e "$2" || { mock job "$1" --json | jq -c '{status, reason, attempts}' && false; }; }
 ended() { eventually $soon job_is "$1" '.status != "queued" and .status != "leased" and .status != "running" and .attempts[-1].logsComplete'; }
 # outcome JOB FILTER: how its attempt ended. An outcome that doesn't come is told as well.
 outcome() { ended "$1" >/dev/null && job_is "$1" "$2"; }
@@ -114,8 +114,8 @@ cpu() {
 	[ -n "$used" ] && [ "$used" -ge "$2" ] && [ "$used" -le "$3" ]
 }
 
-# Seven processes, each of which lost its parent, its session or both.
-tree='sleep 7777 & (sleep 7777 &); setsid sleep 7777 & (setsid sleep 7777 &)
+# Seven processes, each of which lost its parent, its session or both, and none of which heeds a SIGTERM.
+tree='trap "" TERM; sleep 7777 & (sleep 7777 &); setsid sleep 7777 & (setsid sleep 7777 &)
 	setsid sh -c "setsid sleep 7777 & env -i sleep 7777" & sleep 1; echo up; sleep 7777'
 sleepers() { pgrep -xc -f 'sleep 7777'; }
 
@@ -188,6 +188,7 @@ oom() {
 	check "... it is restarted" working
 	check "... as another process" not equals "$pid" prop MainPID
 	check "... its job is told as lost, with a complete log" outcome "$job" '.attempts[-1] | .state == "lost" and .logNext >= 20'
+	check "... and with the reason" job_is "$job" '.attempts[-1].error | contains("out of memory (OOM)")'
 	check "... without a hole" counts_up "$job"
 	n=$(says shell 'seq 1000' | tail -n 1)
 	check "... and a job runs" equals 1000 echo "$n"

@@ -51,7 +51,7 @@ rm -rf "$work/root"
 
 # KVM is left alone: nested, it isn't to be trusted everywhere. A getty would hang up the console that the guest's words come by,
 # and the kernel's would cut into them.
-timeout "$patience" nice qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 1024 -nographic -no-reboot -nic none \
+timeout "$patience" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp 2 -m 1024 -nographic -no-reboot -nic none \
 	-kernel "$work/vmlinuz" -initrd "$work/initrd" -drive "file=$work/disk.img,if=virtio,format=raw,cache=unsafe" \
 	-append "root=/dev/vda rw console=ttyS0 loglevel=1 systemd.show_status=0 systemd.mask=serial-getty@ttyS0.service" </dev/null |
 	sed -u 's,\r$,,' | tee "$work/console" || true
