@@ -75,7 +75,7 @@ Exit codes: 0 done, 1 failed or a negative answer, 2 usage, 3 the server can't b
 	})
 	for _, c := range []*cobra.Command{
 		a.tokenCmd(), a.submitCmd(), a.runCmd(), a.jobsCmd(), a.jobCmd(), a.cancelCmd(), a.retryCmd(),
-		a.logsCmd(), a.agentsCmd(), a.askCmd(), a.faultsCmd(), a.outageCmd(),
+		a.logsCmd(), a.agentsCmd(), a.askCmd(), a.faultsCmd(), a.outageCmd(), a.conformanceCmd(),
 	} {
 		a.conn.flags(c)
 		root.AddCommand(c)
