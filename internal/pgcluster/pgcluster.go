@@ -29,9 +29,10 @@ type Config struct {
 // Cluster is a running PostgreSQL.
 type Cluster struct {
 	// Bin is the folder with psql, pgbench and the like.
-	Bin string
-	dir string
-	as  *syscall.SysProcAttr
+	Bin  string
+	dir  string
+	opts string // of the server
+	as   *syscall.SysProcAttr
 }
 
 // Start makes a cluster and starts it. The caller stops it.
@@ -57,14 +58,18 @@ func Start(ctx context.Context, cfg Config) (_ *Cluster, err error) {
 	if err := c.run(ctx, "initdb", "-D", c.data(), "-U", "agentd", "-A", "trust", "-N", "-E", "UTF8", "--locale=C"); err != nil {
 		return nil, err
 	}
-	opts := fmt.Sprintf("-c listen_addresses='' -c unix_socket_directories='%s' -c max_connections=300", c.dir)
+	c.opts = fmt.Sprintf("-c listen_addresses='' -c unix_socket_directories='%s' -c max_connections=300", c.dir)
 	if !cfg.Durable {
-		opts += " -c fsync=off"
+		c.opts += " -c fsync=off"
 	}
 	for _, s := range cfg.Settings {
-		opts += " -c " + s
+		c.opts += " -c " + s
 	}
-	return c, c.run(ctx, "pg_ctl", "-D", c.data(), "-w", "-l", filepath.Join(c.dir, "log"), "-o", opts, "start")
+	return c, c.start(ctx)
+}
+
+func (c *Cluster) start(ctx context.Context) error {
+	return c.run(ctx, "pg_ctl", "-D", c.data(), "-w", "-l", filepath.Join(c.dir, "log"), "-o", c.opts, "start")
 }
 
 // asPostgres has everything run as the package's own user.

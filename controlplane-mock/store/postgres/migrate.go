@@ -31,12 +31,12 @@ func (s *Store) migrate(ctx context.Context) error {
 		return errors.New("the search_path names no schema that exists")
 	}
 	s.channel = "agentd_" + s.schema
+	names, err := fs.Glob(migrations, "migrations/*.sql") // in order
+	if err != nil || s.migrated(ctx, names) {
+		return err
+	}
 	return s.alterTables(ctx, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "create table if not exists migrations (name text primary key, at timestamptz not null default now())"); err != nil {
-			return err
-		}
-		names, err := fs.Glob(migrations, "migrations/*.sql") // in order
-		if err != nil {
 			return err
 		}
 		for _, name := range names {
@@ -46,6 +46,13 @@ func (s *Store) migrate(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// migrated says that there is nothing to do, as at most starts. An error says only that it isn't known.
+func (s *Store) migrated(ctx context.Context, names []string) bool {
+	var had int
+	err := s.pool.QueryRow(ctx, "select count(*) from migrations where name = any ($1)", names).Scan(&had)
+	return err == nil && had == len(names)
 }
 
 func apply(ctx context.Context, tx pgx.Tx, name string) error {

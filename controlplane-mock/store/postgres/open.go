@@ -98,7 +98,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	lc.MaxConns, lc.MinConns = lazyConns, 0
 	lc.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
 
-	s := &Store{cfg: cfg, log: cfg.Logger, spareFrom: time.Now(), instance: hex.EncodeToString(random(8))}
+	s := &Store{cfg: cfg, log: cfg.Logger, instance: hex.EncodeToString(random(8))}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}
@@ -123,6 +123,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		_ = s.Close()
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
+	s.spareFrom = time.Now() // from now on leases can be renewed here
 	return s, nil
 }
 
