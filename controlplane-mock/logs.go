@@ -154,9 +154,13 @@ func contentDigest(values []string) (sum [32]byte, err error) {
 	return sum, nil
 }
 
-// firstBody is how much room a body gets before any of it has arrived; then it doubles. A client that only claims to
-// send much gets no more than this.
-const firstBody = 512 << 10
+const (
+	// firstBody is how much room a body gets before any of it has arrived. A client that only claims to send much gets no more than this.
+	firstBody = 512 << 10
+	// moreBody is how many times that it gets when it has sent as much: the usual bodies of up to 4 MiB then grow once. Doubling had
+	// them copied, and their memory cleared, twice over.
+	moreBody = 8
+)
 
 // logBody reads the body as sent. free gives its memory back to the count; it is never nil.
 func (c *call) logBody() (body []byte, free func(), err error) {
@@ -190,6 +194,6 @@ func (c *call) logBody() (body []byte, free func(), err error) {
 				return nil, free, bodyProblem(err, limit)
 			}
 		}
-		room = min(2*room, size+1)
+		room = min(moreBody*room, size+1)
 	}
 }

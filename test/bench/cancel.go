@@ -85,7 +85,7 @@ func settled(ctx context.Context, s *stack.Stack, id string) (adminclient.Job, e
 		select {
 		case <-ctx.Done():
 			return job, ctx.Err()
-		case <-time.After(5 * time.Millisecond):
+		case <-time.After(25 * time.Millisecond): // asking costs the control plane, too
 		}
 	}
 }

@@ -17,21 +17,25 @@ const ticksPerSecond = 100
 
 // cpuSeconds is a process's user and system time so far, its children left out.
 func cpuSeconds(pid int) (float64, error) {
+	own, _, err := cpuTimes(pid)
+	return own, err
+}
+
+// cpuTimes is a process's user and system time so far, and that of its children which have ended and been waited for.
+func cpuTimes(pid int) (own, children float64, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	// The command name may hold spaces; fields count from behind its parenthesis.
 	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-	user, err := strconv.ParseFloat(fields[11], 64)
-	if err != nil {
-		return 0, err
+	var ticks [4]float64
+	for i := range ticks { // user, system, and the same of the children
+		if ticks[i], err = strconv.ParseFloat(fields[11+i], 64); err != nil {
+			return 0, 0, err
+		}
 	}
-	system, err := strconv.ParseFloat(fields[12], 64)
-	if err != nil {
-		return 0, err
-	}
-	return (user + system) / ticksPerSecond, nil
+	return (ticks[0] + ticks[1]) / ticksPerSecond, (ticks[2] + ticks[3]) / ticksPerSecond, nil
 }
 
 // field reads a number from /proc/PID/FILE: "RssAnon" of status (kB), "write_bytes" of io (bytes).
