@@ -30,6 +30,7 @@ type serveOptions struct {
 	tokenFile           string
 	leaseTTL            time.Duration
 	keyTTL              time.Duration
+	keepLogs            days
 	faults              bool
 	tls                 tlsOptions
 	logLevel, logFormat string
@@ -53,6 +54,7 @@ go on. SIGTERM ends it gracefully, a second one at once.`,
 	f.StringVar(&o.tokenFile, "admin-token-file", "", "file with the admin token, written if it doesn't exist (default: DIR/admin-token of redka:DIR)")
 	f.DurationVar(&o.leaseTTL, "lease-ttl", 10*time.Second, "how long a lease lives without a heartbeat")
 	f.DurationVar(&o.keyTTL, "key-ttl", 24*time.Hour, "an API key's life; agents renew theirs by themselves")
+	f.Var(&o.keepLogs, "keep-logs", "drop logs older than that, as 30d; PostgreSQL stores only (default: keep all)")
 	f.BoolVar(&o.faults, "faults", false, "allow fault injection (/mock/v1) to whoever holds the admin token")
 	o.tls.flags(f)
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
@@ -76,7 +78,7 @@ func (a *app) serve(ctx context.Context, o serveOptions, log *zap.Logger) (err e
 	if err != nil {
 		return err
 	}
-	st, err := openStore(ctx, &o)
+	st, err := openStore(ctx, &o, log)
 	if err != nil {
 		return err
 	}

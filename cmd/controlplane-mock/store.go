@@ -8,6 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
+
+	"go.uber.org/zap"
 
 	"agentd/controlplane-mock/store"
 	"agentd/controlplane-mock/store/postgres"
@@ -15,12 +18,15 @@ import (
 )
 
 // openStore opens what --store names, and settles where the admin token is when nothing says so.
-func openStore(ctx context.Context, o *serveOptions) (store.Store, error) {
+func openStore(ctx context.Context, o *serveOptions, log *zap.Logger) (store.Store, error) {
 	kind, rest, ok := strings.Cut(o.store, ":")
 	switch {
 	case o.store == "":
 		return nil, usage("--store is required: redka:DIR, or postgres://USER@HOST/DATABASE")
 	case ok && kind == "redka" && rest != "":
+		if o.keepLogs > 0 {
+			return nil, usage("--keep-logs: a redka store keeps all logs; only a PostgreSQL store drops old ones")
+		}
 		if o.tokenFile == "" {
 			o.tokenFile = filepath.Join(rest, "admin-token")
 		}
@@ -33,7 +39,7 @@ func openStore(ctx context.Context, o *serveOptions) (store.Store, error) {
 		if o.tokenFile == "" {
 			return nil, usage("--admin-token-file is required with a PostgreSQL store: all its servers must know the same token")
 		}
-		st, err := postgres.Open(ctx, postgres.Config{URL: o.store})
+		st, err := postgres.Open(ctx, postgres.Config{URL: o.store, KeepLogs: time.Duration(o.keepLogs), Logger: log})
 		if err != nil {
 			// The URL may hold a password: it isn't repeated.
 			return nil, fmt.Errorf("--store postgres://…: %w", err)
