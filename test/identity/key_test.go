@@ -36,9 +36,15 @@ type world struct {
 
 func start(t *testing.T, ttl time.Duration) *world {
 	t.Helper()
+	return startWith(t, "", "--key-ttl", ttl.String(), "--lease-ttl", "5s")
+}
+
+// startWith takes more of the agent's config, and the control plane's flags.
+func startWith(t *testing.T, config string, args ...string) *world {
+	t.Helper()
 	s, err := stack.Start(t.Context(), stack.Config{
-		Bin: binaries.Dir(t), Dir: t.TempDir(), Config: "cgroup: off\nhandlers: [{type: shell}]\nlogs: {memory: 4MiB, spool: {max_size: 512MiB}}\n",
-		ServerArgs: []string{"--key-ttl", ttl.String(), "--lease-ttl", "5s"},
+		Bin: binaries.Dir(t), Dir: t.TempDir(), ServerArgs: args,
+		Config: config + "cgroup: off\nhandlers: [{type: shell}]\nlogs: {memory: 4MiB, spool: {max_size: 512MiB}}\n",
 	})
 	if err != nil {
 		t.Fatal(err)

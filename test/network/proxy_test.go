@@ -53,7 +53,8 @@ func haproxy(dir, from, to string, cut time.Duration) (config string, argv []str
 	return haproxyWith(dir, from, to, cut, "mode http")
 }
 
-// haproxyTCP passes bytes on without looking into them, and closes connections that are silent.
+// haproxyTCP passes bytes on without looking into them, and closes connections that are silent: with a FIN, also
+// under option nolinger. HAProxy resets nothing that has merely timed out.
 func haproxyTCP(dir, from, to string, cut time.Duration) (config string, argv []string) {
 	return haproxyWith(dir, from, to, cut, "mode tcp")
 }
@@ -128,17 +129,60 @@ func TestProxyThatCutsRequests(t *testing.T) {
 	if soak() {
 		cuts = append(cuts, 20*time.Second)
 	}
-	for name, p := range map[string]proxy{"nginx 504": nginx, "nginx RST": nginxReset, "HAProxy 504": haproxy, "HAProxy FIN": haproxyTCP} {
+	for name, p := range cutting {
 		for _, cut := range cuts {
 			t.Run(fmt.Sprintf("%s after %v", name, cut), func(t *testing.T) {
 				t.Parallel()
-				proxyThatCuts(t, p, cut)
+				proxyThatCuts(t, p.proxy, cut, p.seen)
 			})
 		}
 	}
 }
 
-func proxyThatCuts(t *testing.T, p proxy, cut time.Duration) {
+// cutting are the proxies and the ways in which they cut; seen is what of it reaches the agent's log.
+var cutting = map[string]struct {
+	proxy proxy
+	seen  string
+}{
+	"nginx 504":   {nginx, "504"},
+	"nginx RST":   {nginxReset, "connection reset by peer"},
+	"HAProxy 504": {haproxy, "504"},
+	"HAProxy FIN": {haproxyTCP, "EOF"},
+}
+
+// J9, un-scaled: cuts at the moment in which a poll of 30 s is answered, and later. Whichever is first, no job is lost or run
+// twice, and where nothing is cut nothing is learned.
+func TestProxyThatCutsNoSoonerThanPollsEnd(t *testing.T) {
+	t.Parallel()
+	if !soak() {
+		t.Skip("waits for many polls of 30 s: AGENTD_SOAK=1")
+	}
+	for name, p := range cutting {
+		for _, cut := range []time.Duration{30 * time.Second, 55 * time.Second} {
+			t.Run(fmt.Sprintf("%s after %v", name, cut), func(t *testing.T) {
+				t.Parallel()
+				w := behind(t, p.proxy, cut)
+				for round := range 4 {
+					st := w.status(t, "holds a poll", func(s agent.Status) bool { return s.Polls.Wait > 20*time.Second && s.Polls.Waiting == "" })
+					after(t, st.Polls.Wait-time.Since(st.Polls.Answered)-50*time.Millisecond)
+					ran := filepath.Join(w.dir, fmt.Sprint("ran-", round))
+					w.wantOnce(t, w.submit(t, once, "echo x >> "+ran+"; "+count(10, "0.1")), 10)
+					if got := read(ran); got != "x\n" {
+						t.Errorf("round %d: the job ran %d times, want once", round, len(got)/2)
+					}
+				}
+				// One that outlasts the proxy's timeout.
+				w.wantOnce(t, w.submit(t, once, count(120, "0.5")), 120)
+				st := w.status(t, "is answered", func(s agent.Status) bool { return s.Healthy && s.Polls.Failing == 0 })
+				if cut > 30*time.Second && (st.Polls.Learned || strings.Contains(w.agentLog(), failed)) {
+					t.Errorf("polls failed, or a shorter wait was learned: %+v", st.Polls)
+				}
+			})
+		}
+	}
+}
+
+func proxyThatCuts(t *testing.T, p proxy, cut time.Duration, seen string) {
 	w := behind(t, p, cut)
 	st := w.status(t, "holds a poll", func(s agent.Status) bool { return s.Polls.Wait > cut })
 	// A job that is offered in the moment of the cut: whichever is first, it runs once.
@@ -163,6 +207,9 @@ func proxyThatCuts(t *testing.T, p proxy, cut time.Duration) {
 		t.Errorf("the two jobs ran %d times, want each once", len(got)/2)
 	}
 	log := w.agentLog()
+	if !strings.Contains(log, seen) {
+		t.Errorf("the agent's log has no %q: it was cut in another way", seen)
+	}
 	if n := strings.Count(log, learned); n != 1 {
 		t.Errorf("the shorter wait was logged %d times, want once", n)
 	}
