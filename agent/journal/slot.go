@@ -13,6 +13,8 @@ import (
 
 // Sizes of the layout; doc.go has the picture. A change of any of them is a new version.
 const (
+	// version stands for the state directory as a whole: the journal is opened first, and what it refuses keeps an older agent
+	// from everything else. Whoever changes the format of the spool or the queue raises it, too.
 	version    = 1
 	blockSize  = 4096
 	halfHeader = 32
