@@ -70,10 +70,7 @@ func benchKill(ctx context.Context, e env, r *report) (err error) {
 
 // benchCrash kills the agent while a job runs. What is left of the job must be ended and noted before polling goes on.
 func benchCrash(ctx context.Context, e env, r *report) (err error) {
-	rounds := 30
-	if e.full {
-		rounds = 100
-	}
+	const rounds = 100
 	stamp := filepath.Join(e.dir, "pid")
 	config := fmt.Sprintf("handlers:\n  - {type: sleep, command: [/bin/sh, -c, %q]}\n", "echo $$ > "+stamp+"; exec sleep 600")
 	s, err := stack.Start(ctx, stack.Config{Bin: e.bin, Dir: e.dir, Config: config})
