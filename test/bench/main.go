@@ -22,7 +22,6 @@ type env struct {
 	dir  string // scratch
 	data string // the lines that jobs print, see corpus
 	mb   int    // size of data, 10^6 bytes
-	full bool   // more rounds where they take long
 	// alone: why this process isn't in a network namespace of its own; nil: it is. The slow link is made of
 	// namespaces, and nothing of the machine's own network is to be touched.
 	alone error
@@ -60,11 +59,10 @@ func main() {
 	bin := flag.String("bin", "bin", "folder with the binaries under test")
 	only := flag.String("only", "", "comma-separated sections; empty: all")
 	mb := flag.Int("mb", 500, "size of the flood in 10^6 bytes")
-	full := flag.Bool("full", false, "more rounds where they take long: the crash 100 times")
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	alone := netns.Isolate(ctx)
-	err := bench(ctx, env{bin: *bin, mb: *mb, full: *full, alone: alone}, *only)
+	err := bench(ctx, env{bin: *bin, mb: *mb, alone: alone}, *only)
 	cancel()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
