@@ -18,13 +18,15 @@ readable() {
 
 outage() {
 	local job
-	job=$(submit 'echo 1; sleep 5; seq 2 3000')
+	job=$(submit "echo 1; $held; seq 2 3000")
 	printed "$job" >/dev/null
 	plane_down
+	let_go
 	check "$n: an outage: the job goes on" eventually 30 matches $'\n3000$' inside "$n" agentd spool cat "$job"
 	check "$n: ... status says so" matches 'control plane not reachable' inside "$n" agentd status
 	check "$n: ... status --check fails" not inside "$n" agentd status --check
 	check "$n: ... StatusText has it in words" eventually 20 matches '^polling; 0 jobs; 1 outcome waiting; [0-9]+ kB waiting; control plane not reachable' prop StatusText
+	hold
 	readable "$job" running
 	check "$n: spool cat -f goes on" equals "$(seq 2 3000)" inside "$n" timeout 3 agentd spool cat "$job" -f --stream out
 	sys stop agentd
@@ -43,9 +45,12 @@ outage() {
 
 drain() {
 	local job
-	job=$(submit 'echo 1; sleep 4; echo 2')
+	job=$(submit "echo 1; $held; echo 2")
 	printed "$job" >/dev/null
+	sleep 3 && let_go &
 	check "$n: drain --wait" matches 'drained' inside "$n" agentd drain --wait
+	wait $!
+	hold
 	check "$n: ... had waited" job_is "$job" '.status == "succeeded" and .attempts[-1].logsComplete'
 	job=$(submit 'echo 1')
 	check "$n: ... and takes no jobs" eventually 5 matches '^drained' prop StatusText
