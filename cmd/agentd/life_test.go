@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"agentd/agent"
+	"agentd/agent/protocol"
 	"agentd/controlplane-mock/adminclient"
 )
 
@@ -39,7 +40,7 @@ func TestKilledAgentComesBack(t *testing.T) {
 	h := newHost(t, "handlers: [{type: shell}]\n").linked(t)
 	c := start(t, "", "run", "--config", h.config)
 	pids := filepath.Join(t.TempDir(), "pid")
-	id := h.submit(t, adminclient.Submission{MaxAttempts: 1, Grace: 1000},
+	id := h.submit(t, adminclient.Submission{MaxAttempts: 1, Grace: new(protocol.Millis(1000))},
 		"setsid sleep 300 & echo $! > "+pids+".new; mv "+pids+".new "+pids+"; echo n=1; echo n=2; wait")
 	h.job(t, id, func(j adminclient.Job) bool { return j.Last() != nil && j.Last().LogNext == 2 })
 	pid := readPID(t, pids)
@@ -82,7 +83,7 @@ func TestSIGTERMDrains(t *testing.T) {
 func TestSecondSIGTERMHurries(t *testing.T) {
 	h := newHost(t, "handlers: [{type: shell}]\ndrain: {timeout: 60s}\n").linked(t)
 	c := start(t, "", "run", "--config", h.config)
-	id := h.submit(t, adminclient.Submission{MaxAttempts: 1, Grace: 30000}, "trap '' TERM; echo n=1; while :; do sleep 1; done")
+	id := h.submit(t, adminclient.Submission{MaxAttempts: 1, Grace: new(protocol.Millis(30000))}, "trap '' TERM; echo n=1; while :; do sleep 1; done")
 	h.job(t, id, func(j adminclient.Job) bool { return j.Last() != nil && j.Last().LogNext > 0 })
 	_ = c.cmd.Process.Signal(syscall.SIGTERM)
 	h.status(t, func(st agent.Status) bool { return st.State == "stopping" })

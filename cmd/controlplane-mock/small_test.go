@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 
 	"agentd/agent/protocol"
 	"agentd/controlplane-mock/adminclient"
@@ -116,5 +119,24 @@ func TestCgroupMemory(t *testing.T) {
 	}
 	if got := cgroupMemory(filepath.Join(root, "none"), root); got != math.MaxInt64 {
 		t.Errorf("without cgroups: got %d, want no limit", got)
+	}
+}
+
+// A grace of nothing is asked for, one that isn't named is left to the server.
+func TestSubmissionGrace(t *testing.T) {
+	for args, want := range map[string]string{"": `{"type":"x"}`, "--grace=0s": `{"type":"x","graceMs":0}`, "--grace=2s": `{"type":"x","graceMs":2000}`} {
+		var j jobFlags
+		flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		j.flags(flags, "x")
+		if err := flags.Parse(strings.Fields(args)); err != nil {
+			t.Fatal(err)
+		}
+		s, err := j.submission(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := json.Marshal(s); err != nil || string(got) != want {
+			t.Errorf("%q: %s (%v), want %s", args, got, err, want)
+		}
 	}
 }

@@ -27,9 +27,11 @@ type jobFlags struct {
 	maxAttempts        int
 	timeout, grace     time.Duration
 	exclusive          bool
+	set                *pflag.FlagSet
 }
 
 func (j *jobFlags) flags(f *pflag.FlagSet, kind string) {
+	j.set = f
 	f.StringVar(&j.kind, "type", kind, "the job's type, as an agent's handlers name it")
 	f.StringVar(&j.agentID, "agent-id", "", "only this agent may run it")
 	f.StringArrayVar(&j.labels, "label", nil, "NAME=VALUE that the agent must have (repeatable)")
@@ -45,7 +47,10 @@ func (j *jobFlags) flags(f *pflag.FlagSet, kind string) {
 func (j *jobFlags) submission(payload json.RawMessage) (adminclient.Submission, error) {
 	s := adminclient.Submission{
 		Type: j.kind, Payload: payload, AgentID: j.agentID, MaxAttempts: j.maxAttempts, Exclusive: j.exclusive,
-		Timeout: protocol.ToMillis(j.timeout), Grace: protocol.ToMillis(j.grace), IdempotencyKey: j.key,
+		Timeout: protocol.ToMillis(j.timeout), IdempotencyKey: j.key,
+	}
+	if j.set.Changed("grace") { // 0 is a grace, too
+		s.Grace = new(protocol.ToMillis(j.grace))
 	}
 	for _, o := range j.retryOn {
 		s.RetryOn = append(s.RetryOn, protocol.Outcome(o))

@@ -17,7 +17,7 @@ type Submission struct {
 	MaxAttempts    int                `json:"maxAttempts,omitempty"`
 	RetryOn        []protocol.Outcome `json:"retryOn,omitempty"`
 	Timeout        protocol.Millis    `json:"timeoutMs,omitempty"`
-	Grace          protocol.Millis    `json:"graceMs,omitempty"`
+	Grace          *protocol.Millis   `json:"graceMs,omitempty"` // nil = the server's default; 0 = none
 	Exclusive      bool               `json:"exclusive,omitempty"`
 	IdempotencyKey string             `json:"idempotencyKey,omitempty"`
 }

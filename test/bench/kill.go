@@ -2,16 +2,15 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
 
+	"agentd/agent/protocol"
 	"agentd/controlplane-mock/adminclient"
 	"agentd/test/stack"
 )
@@ -29,13 +28,8 @@ func benchKill(ctx context.Context, e env, r *report) (err error) {
 	defer func() { err = errors.Join(err, s.Stop()) }()
 	latencies := make([]time.Duration, 0, rounds)
 	for range rounds {
-		// By hand: a Submission leaves a grace of 0 to the server's default.
-		_, raw, err := s.Admin.Do(ctx, "submit a job", http.MethodPost, "/api/v1/jobs", nil, map[string]any{"type": "deaf", "graceMs": 0})
+		job, _, err := s.Admin.Submit(ctx, adminclient.Submission{Type: "deaf", Grace: new(protocol.Millis(0))})
 		if err != nil {
-			return err
-		}
-		var job adminclient.Job
-		if err := json.Unmarshal(raw, &job); err != nil {
 			return err
 		}
 		b, err := awaitFile(ctx, stamp)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"agentd/agent"
+	"agentd/agent/protocol"
 	"agentd/controlplane-mock/adminclient"
 	"agentd/controlplane-mock/faults"
 	"agentd/test/stack"
@@ -88,8 +89,8 @@ func TestOnlyTheHeartbeatRouteIsBlocked(t *testing.T) {
 	t.Parallel()
 	w := begin(t, stack.Config{ServerArgs: []string{"--faults"}})
 	trace := filepath.Join(w.dir, "trace")
-	shared := w.submit(t, adminclient.Submission{MaxAttempts: 2, Grace: 1000}, count(40, "0.5"))
-	alone := w.submit(t, adminclient.Submission{MaxAttempts: 2, Grace: 1000, Exclusive: true}, fmt.Sprintf(
+	shared := w.submit(t, adminclient.Submission{MaxAttempts: 2, Grace: new(protocol.Millis(1000))}, count(40, "0.5"))
+	alone := w.submit(t, adminclient.Submission{MaxAttempts: 2, Grace: new(protocol.Millis(1000)), Exclusive: true}, fmt.Sprintf(
 		`echo begin $AGENTD_ATTEMPT >> %[1]s; trap 'echo end $AGENTD_ATTEMPT >> %[1]s; exit 1' TERM
 		[ -e %[1]s.again ] || { touch %[1]s.again; while :; do sleep 0.1; done; }; echo n=1; echo end $AGENTD_ATTEMPT >> %[1]s`, trace))
 	w.job(t, shared, "runs", running)

@@ -19,7 +19,7 @@ func TestL4LateLogOfJobsThatAreOver(t *testing.T) {
 			w := begin(t, "logs: {memory: 16MiB}\n", "--lease-ttl", "5s")
 			w.faults(t, faults.Rule{Method: "POST", Path: logsRoute, Mode: faults.Status, Status: 503, Code: protocol.CodeUnavailable})
 			does := work{Lines: 25_000, Size: 200, Burst: 100, Both: true, Wait: true}
-			id := w.print(t, adminclient.Submission{MaxAttempts: 1, Grace: 1000}, &does)
+			id := w.print(t, adminclient.Submission{MaxAttempts: 1, Grace: new(protocol.Millis(1000))}, &does)
 			until(t, "all is printed", func() bool { return does.truth(t).Printed })
 			status := "cancelled"
 			if how == "cancelled" {

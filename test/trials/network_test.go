@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"agentd/agent/protocol"
 	"agentd/controlplane-mock/adminclient"
 	"agentd/test/stack"
 )
@@ -212,7 +213,7 @@ func TestL16EveryKindOfSilence(t *testing.T) {
 	}
 	pid := w.Agent.PID()
 	does := work{Size: 100, Burst: 5, Pause: 10}
-	id := w.print(t, adminclient.Submission{MaxAttempts: 1, Grace: 1000}, &does)
+	id := w.print(t, adminclient.Submission{MaxAttempts: 1, Grace: new(protocol.Millis(1000))}, &does)
 	stored := func() int64 {
 		j, err := w.Admin.Job(t.Context(), id)
 		if err != nil {
