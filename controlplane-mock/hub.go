@@ -46,7 +46,7 @@ func newHub(s store.Store) *hub {
 }
 
 // enlist makes a poll known. From now on it can be woken, so the first look comes after this.
-func (h *hub) enlist(a store.Agent, types []string) *waiter {
+func (h *hub) enlist(a *store.Agent, types []string) *waiter {
 	types = slices.Compact(slices.Sorted(slices.Values(types)))
 	w := &waiter{h: h, agent: a.ID, labels: a.Labels, types: types, wake: make(chan string, 1)}
 	h.mu.Lock()
@@ -80,7 +80,7 @@ func (w *waiter) remove() {
 
 // again puts a waiter back, with the labels that its agent has now; like enlist, it comes before the look.
 // A wake that it had not taken yet is its caller's to answer.
-func (w *waiter) again(a store.Agent) (owed []string) {
+func (w *waiter) again(a *store.Agent) (owed []string) {
 	w.h.mu.Lock()
 	defer w.h.mu.Unlock()
 	owed = w.untaken()

@@ -17,44 +17,71 @@ import (
 // maxTypes bounds the types of one poll or link: far above what one agent handles.
 const maxTypes = 256
 
-// nextJob is the held poll (protocol §3).
+// poll is what one poll asks for.
+type poll struct {
+	id, process string
+	types       []string
+	wait        time.Duration
+}
+
+// nextJob is the held poll (protocol §3). A held poll is what a fleet costs while nothing happens, so those who wait (this, waitForJob
+// and what calls them) have small frames, and leave to others what needs large ones: a goroutine's stack shrinks to half when
+// less than a quarter of it is in use, and with a job or two in these frames it would be 16 KiB an agent instead of 8.
 func (s *Server) nextJob(c *call) error {
-	process, err := c.processID()
+	p, err := s.readPoll(c)
 	if err != nil {
 		return err
-	}
-	pollID := c.Header.Get("Agentd-Poll-Id")
-	if !validID(pollID) {
-		return invalid("Agentd-Poll-Id: is required (at most 64 characters from A-Z a-z 0-9 _ -)")
-	}
-	types, wait, err := s.pollQuery(c)
-	if err != nil {
-		return err
-	}
-	if err := c.currentProcess(process); err != nil {
-		return err
-	}
-	secrets, err := s.secrets(c.ctx())
-	if err != nil {
-		return err
-	}
-	select {
-	case <-s.stopping:
-		// A 204 would bring the agent straight back.
-		return unavailable(time.Second, "the server is shutting down")
-	default:
 	}
 	leave, ok := s.holds.enter(c.auth.Agent.ID)
 	if !ok {
 		return unavailable(retryHold, "too many requests wait already")
 	}
 	defer leave()
-	offer, err := s.waitForJob(c, process, pollID, types, wait)
+	offer, err := s.waitForJob(c, p)
 	if err != nil {
 		return err
 	}
+	return s.answerPoll(c, offer)
+}
+
+// readPoll checks all that a poll says.
+//
+//go:noinline
+func (s *Server) readPoll(c *call) (*poll, error) {
+	process, err := c.processID()
+	if err != nil {
+		return nil, err
+	}
+	id := c.Header.Get("Agentd-Poll-Id")
+	if !validID(id) {
+		return nil, invalid("Agentd-Poll-Id: is required (at most 64 characters from A-Z a-z 0-9 _ -)")
+	}
+	types, wait, err := s.pollQuery(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.currentProcess(process); err != nil {
+		return nil, err
+	}
+	select {
+	case <-s.stopping:
+		// A 204 would bring the agent straight back.
+		return nil, unavailable(time.Second, "the server is shutting down")
+	default:
+	}
+	return &poll{id: id, process: process, types: types, wait: wait}, nil
+}
+
+// answerPoll tells what came; nil: nothing.
+//
+//go:noinline
+func (s *Server) answerPoll(c *call, offer *store.Offer) error {
 	if offer == nil {
 		return c.answer(http.StatusNoContent, nil)
+	}
+	secrets, err := s.secrets(c.ctx())
+	if err != nil {
+		return err // the same poll id gets the offer again
 	}
 	s.metrics.offers.Inc()
 	return c.answer(http.StatusOK, s.wireJob(*offer, secrets.leaseToken(offer.Job.ID, offer.Attempt)))
@@ -87,41 +114,32 @@ func (s *Server) pollQuery(c *call) ([]string, time.Duration, error) {
 }
 
 // waitForJob looks, and waits, and looks again when it is woken. nil: nothing came.
-func (s *Server) waitForJob(c *call, process, pollID string, types []string, wait time.Duration) (*store.Offer, error) {
-	w := s.hub.enlist(c.auth.Agent, types)
+func (s *Server) waitForJob(c *call, p *poll) (*store.Offer, error) {
+	w := s.hub.enlist(&c.auth.Agent, p.types)
 	var got string
 	var owed []string
 	defer func() { w.leave(got, owed...) }()
 	// An agent's own changes: revoked, another process, other labels.
 	sub := s.topics.subscribe(agentTopic(c.auth.Agent.ID))
 	defer sub.close()
-	end := time.NewTimer(wait)
+	end := time.NewTimer(p.wait)
 	defer end.Stop()
 	// The agent may have changed between its authentication and the subscription.
 	changed := true
 	for {
 		if changed {
-			if err := c.authenticate(); err != nil {
+			if err := s.pollAgain(c, p, w); err != nil {
 				return nil, err
-			}
-			if err := c.currentProcess(process); err != nil {
-				return nil, err
-			}
-			// What came for its old labels goes to whoever matches now.
-			for _, job := range w.again(c.auth.Agent) {
-				s.hub.offer(job)
 			}
 			changed = false
 		}
-		offer, err := s.store.Lease(c.ctx(), store.LeaseParams{
-			AgentID: c.auth.Agent.ID, Labels: c.auth.Agent.Labels, Types: types, PollID: pollID, TTL: s.leaseTTL(),
-		})
-		switch {
-		case err == nil:
-			got = offer.Job.ID
-			return &offer, nil
-		case !errors.Is(err, store.ErrNoJob):
+		offer, err := s.lookForJob(c, p)
+		if err != nil {
 			return nil, err
+		}
+		if offer != nil {
+			got = offer.Job.ID
+			return offer, nil
 		}
 		owed = nil // nothing for this poll: the job that it was woken for is someone else's
 		select {
@@ -132,7 +150,7 @@ func (s *Server) waitForJob(c *call, process, pollID string, types []string, wai
 		case <-c.ctx().Done():
 			return nil, c.ctx().Err()
 		case job := <-w.wake:
-			owed = append(w.again(c.auth.Agent), job)
+			owed = append(w.again(&c.auth.Agent), job)
 		case <-sub.wake:
 			changed = true
 		}
@@ -141,6 +159,39 @@ func (s *Server) waitForJob(c *call, process, pollID string, types []string, wai
 			return nil, c.ctx().Err()
 		}
 	}
+}
+
+// pollAgain goes on for an agent that may have changed.
+//
+//go:noinline
+func (s *Server) pollAgain(c *call, p *poll, w *waiter) error {
+	if err := c.authenticate(); err != nil {
+		return err
+	}
+	if err := c.currentProcess(p.process); err != nil {
+		return err
+	}
+	// What came for its old labels goes to whoever matches now.
+	for _, job := range w.again(&c.auth.Agent) {
+		s.hub.offer(job)
+	}
+	return nil
+}
+
+// lookForJob leases the job that goes to this poll, if there is one now; nil: there isn't.
+//
+//go:noinline
+func (s *Server) lookForJob(c *call, p *poll) (*store.Offer, error) {
+	offer, err := s.store.Lease(c.ctx(), store.LeaseParams{
+		AgentID: c.auth.Agent.ID, Labels: c.auth.Agent.Labels, Types: p.types, PollID: p.id, TTL: s.leaseTTL(),
+	})
+	switch {
+	case errors.Is(err, store.ErrNoJob):
+		return nil, nil //nolint:nilnil // the comment above says what it means
+	case err != nil:
+		return nil, err
+	}
+	return &offer, nil
 }
 
 func (s *Server) wireJob(o store.Offer, token string) protocol.Job {
