@@ -148,7 +148,7 @@ func (w *worker) exchange(ctx context.Context, q protocol.Query) (r reply, err e
 	if json.Unmarshal(answer, &r) != nil || r.ID != q.ID {
 		return r, errors.New("connector answered what it was not asked")
 	}
-	if ctx.Err() != nil {
+	if !stop() { // the process is being ended: it must not go back among those that can be trusted
 		return r, context.Cause(ctx)
 	}
 	return r, nil

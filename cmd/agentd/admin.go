@@ -26,6 +26,12 @@ const (
 	// socketMode lets the agent's group look; who may change something is decided by who the peer is.
 	socketMode    = 0o660
 	headerTimeout = 5 * time.Second
+	// idleTimeout is well above a scraper's interval, so that it keeps its connection, and not for ever.
+	idleTimeout = 2 * time.Minute
+	// maxHeader is far above what our own commands and scrapers send; twice as much arrives at most.
+	maxHeader = 16 << 10
+	// scrapes at once: each takes a look at all attempts.
+	scrapes = 4
 )
 
 func socketPath(s settings) string { return filepath.Join(s.RuntimeDir, socketName) }
@@ -145,7 +151,7 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 // serve serves until ctx ends.
 func serve(ctx context.Context, l net.Listener, h http.Handler, log *zap.Logger) error {
 	srv := &http.Server{
-		Handler: h, ReadHeaderTimeout: headerTimeout, ConnContext: withPeer,
+		Handler: h, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader, ConnContext: withPeer,
 		ErrorLog: zap.NewStdLog(log.WithOptions(zap.IncreaseLevel(zap.WarnLevel))),
 	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
@@ -163,5 +169,5 @@ func metricsHandler(a *agent.Agent) (http.Handler, error) {
 		reg.Register(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))); err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
-	return promhttp.HandlerFor(reg, promhttp.HandlerOpts{}), nil
+	return promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: scrapes}), nil
 }

@@ -24,11 +24,25 @@ func (c *cli) checkCommand() *cobra.Command {
 				return err
 			}
 			s.print(c.out)
+			if types := s.unwalled(); len(types) > 0 {
+				fmt.Fprintf(c.err, "agentd: note: jobs of type %s run as the agent's own user: they can read its identity, and what other jobs print. "+
+					"An agent that runs as root can give them users of their own (user:)\n", strings.Join(types, ", "))
+			}
 			return nil
 		},
 	}
 	addOverrides(cmd.Flags())
 	return cmd
+}
+
+// unwalled are the types of jobs that nothing keeps from what is the agent's (docs/security.md).
+func (s *settings) unwalled() (types []string) {
+	for _, h := range s.Handlers {
+		if h.User == "" {
+			types = append(types, h.Type)
+		}
+	}
+	return types
 }
 
 // print writes the effective config as YAML that reads back to the same.

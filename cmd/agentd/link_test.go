@@ -106,6 +106,17 @@ func TestLinkNeverOverwritesAnotherServer(t *testing.T) {
 	}
 }
 
+// check says which jobs could read what is the agent's own.
+func TestCheckNamesJobsWithoutAUserOfTheirOwn(t *testing.T) {
+	h := newHost(t, "handlers: [{type: walled, user: nobody, command: [a]}, {type: shell}, {type: open, command: [a]}]\n")
+	_, stderr := h.does(t, 0, "", "check")
+	mustSay(t, stderr, "jobs of type shell, open run as the agent's own user", "identity")
+	h.write(t, "server: "+h.url+"\nhandlers: [{type: walled, user: nobody, command: [a]}]\n")
+	if _, stderr = h.does(t, 0, "", "check"); stderr != "" {
+		t.Errorf("it says %q", stderr)
+	}
+}
+
 // Root links as the owner of the state directory.
 func TestRootLinksAsTheOwner(t *testing.T) {
 	h := newHost(t, "handlers: [{type: shell}]\n")

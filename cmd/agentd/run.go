@@ -201,7 +201,7 @@ func (d *daemon) reload() error {
 func changedFixed(a, b settings) []string {
 	var keys []string
 	for key, differs := range map[string]bool{
-		"server": a.Server != b.Server, "name": a.Name != b.Name, "state_dir": a.StateDir != b.StateDir,
+		"server": a.Server != b.Server, "insecure": a.Insecure != b.Insecure, "name": a.Name != b.Name, "state_dir": a.StateDir != b.StateDir,
 		"runtime_dir": a.RuntimeDir != b.RuntimeDir, "drain": a.Drain != b.Drain, "logs": a.Logs != b.Logs,
 		"queries": !reflect.DeepEqual(a.Queries, b.Queries), "tls": a.TLS != b.TLS, "metrics": a.Metrics != b.Metrics, "cgroup": a.Cgroup != b.Cgroup,
 	} {
