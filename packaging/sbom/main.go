@@ -8,8 +8,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 )
 
 type component struct {
@@ -34,29 +36,38 @@ type metadata struct {
 func main() {
 	version := flag.String("version", "devel", "the package's version")
 	flag.Parse()
-	if err := sbom(*version, flag.Args()); err != nil {
+	if err := sbom(os.Stdout, *version, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "sbom:", err)
 		os.Exit(1)
 	}
 }
 
-func sbom(version string, args []string) error {
+func sbom(w io.Writer, version string, args []string) error {
 	if len(args) != 1 {
 		return errors.New("usage: sbom -version V BINARY")
 	}
 	info, err := buildinfo.ReadFile(args[0])
 	if err != nil {
-		return err
+		return fmt.Errorf("what the binary is made of: %w", err)
 	}
-	name := filepath.Base(args[0])
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(bill(filepath.Base(args[0]), version, info)); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return nil
+}
+
+func bill(name, version string, info *debug.BuildInfo) bom {
 	out := bom{Format: "CycloneDX", SpecVersion: "1.5", Version: 1, Metadata: metadata{component{
 		Type: "application", Name: name, Version: version, PURL: "pkg:generic/" + name + "@" + version,
 	}}}
 	out.Components = append(out.Components, component{Type: "library", Name: "std", Version: info.GoVersion, PURL: "pkg:golang/std@" + info.GoVersion})
 	for _, dep := range info.Deps {
+		if dep.Replace != nil {
+			dep = dep.Replace
+		}
 		out.Components = append(out.Components, component{Type: "library", Name: dep.Path, Version: dep.Version, PURL: "pkg:golang/" + dep.Path + "@" + dep.Version})
 	}
-	enc := json.NewEncoder(os.Stdout)
-	enc.SetIndent("", "  ")
-	return enc.Encode(out)
+	return out
 }
