@@ -21,6 +21,10 @@ type logRequest struct {
 // slowReader is how long a reader may take to accept one page of a log, or its connection is cut.
 const slowReader = time.Minute
 
+// followLook is how often a follower looks by itself. With several instances an event can be lost with the one that owed it,
+// and nothing else would ever wake who follows a log that has just ended.
+const followLook = 10 * time.Second
+
 // readPage is about how much of a log's stored body is read at once.
 const readPage = 1 << 20
 
@@ -91,6 +95,8 @@ func (s *Server) copyLog(c *call, req logRequest, out logWriter) error {
 	rc := http.NewResponseController(c.w)
 	sub := s.topics.subscribe(jobTopic(req.job), logTopic(req.job))
 	defer sub.close()
+	look := time.NewTicker(followLook)
+	defer look.Stop()
 	number, next := req.attempt, req.from
 	for {
 		// The state before the records: what it says is complete has its records by now.
@@ -120,6 +126,7 @@ func (s *Server) copyLog(c *call, req logRequest, out logWriter) error {
 		case <-s.stopping:
 			return out.end()
 		case <-sub.wake:
+		case <-look.C:
 		}
 	}
 }

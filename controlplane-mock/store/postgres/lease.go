@@ -21,7 +21,8 @@ const leaseSQL = `with again as (
 		order by seq limit 1 for update skip locked
 	), offered as (
 		update jobs j set status = 'offered', version = version + 1, last = last + 1, live_agent = $1, live_poll = $2, offered_at = clock_timestamp(),
-			started_at = null, log_records = null, spooled = 0, lease_until = clock_timestamp() + $5::bigint * interval '1 microsecond'
+			started_at = null, log_records = null, spooled = 0,
+			lease_ttl = $5, lease_until = clock_timestamp() + $5::interval
 		from oldest where j.seq = oldest.seq returning j.*
 	) select ` + rowColumns + ` from offered j join specs s on s.job_id = j.id
 	union all select ` + rowColumns + ` from again join jobs j on j.seq = again.seq join specs s on s.job_id = j.id`
@@ -44,7 +45,7 @@ func (s *Store) Lease(ctx context.Context, p store.LeaseParams) (store.Offer, er
 	}
 	var r row
 	for range 2 {
-		err = r.scan(s.pool.QueryRow(ctx, sql, p.AgentID, p.PollID, types, labelsOf(p.Labels), p.TTL.Microseconds()))
+		err = r.scan(s.pool.QueryRow(ctx, sql, p.AgentID, p.PollID, types, labelsOf(p.Labels), p.TTL))
 		if !violates(err, "jobs_offers") {
 			break // else: the same poll was faster elsewhere, and its offer can be seen now
 		}
@@ -120,7 +121,8 @@ func (s *Store) Reap(ctx context.Context, ttl time.Duration) (int, error) {
 }
 
 // due is whose lease may be ended. Nobody's is while they couldn't be renewed, and for a TTL after: that is so after a start
-// of ours or of the database, when a renewal or a look at the leases failed, and when a look took long.
+// of ours or of the database, when a renewal or a look at the leases failed, and when a look took long. Nor is anybody's
+// when the database's clock was set: it would end them all at once, or none for as long as it was set back.
 func (s *Store) due(ctx context.Context, ttl time.Duration) ([]string, error) {
 	ctx, ended, err := s.begin(ctx)
 	if err != nil {
@@ -128,25 +130,42 @@ func (s *Store) due(ctx context.Context, ttl time.Duration) ([]string, error) {
 	}
 	defer ended()
 	var ids []string
-	var booted time.Time
+	var clock, booted time.Time
+	var ahead bool
 	began := time.Now()
-	err = s.pool.QueryRow(ctx, `select pg_postmaster_start_time(), array(
-		select id from jobs where live_agent is not null and lease_until <= clock_timestamp() order by lease_until limit $1)`, maxReaped).Scan(&booted, &ids)
+	err = s.pool.QueryRow(ctx, `select clock_timestamp(), pg_postmaster_start_time(), array(
+			select id from jobs where live_agent is not null and lease_until <= clock_timestamp() order by lease_until limit $1),
+		exists (select from jobs where `+leaseAhead+`)`, maxReaped).Scan(&clock, &booted, &ids, &ahead)
+	if err == nil && ahead {
+		err = s.setBack(ctx)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
-	switch {
-	case err != nil:
+	if err != nil {
 		s.away = true
 		return nil, err
-	case s.away, !s.booted.IsZero() && !booted.Equal(s.booted), now.Sub(began) > ttl/4:
+	}
+	now := time.Now()
+	set := clock.Sub(s.clock) - now.Sub(s.clockAt)
+	// What is shorter than half a TTL costs nobody a lease who renews at the pace that agents are told.
+	if s.away || !booted.Equal(s.booted) || now.Sub(began) > ttl/2 || set.Abs() > ttl/2 {
 		s.away, s.spareFrom = false, now
 	}
-	s.booted = booted
+	s.booted, s.clock, s.clockAt = booted, clock, now
 	if now.Sub(s.spareFrom) < ttl || now.Before(s.restUntil) {
 		return nil, nil
 	}
 	return ids, nil
+}
+
+// leaseAhead is a lease that was renewed in the future: the clock was set back since. It would live for as long as that.
+const leaseAhead = "live_agent is not null and lease_until > clock_timestamp() + lease_ttl + interval '1 second'"
+
+// setBack gives such leases their time from now.
+func (s *Store) setBack(ctx context.Context) error {
+	_, err := s.pool.Exec(ctx, "with ahead as (select seq from jobs where "+leaseAhead+` order by id for update)
+		update jobs j set lease_until = clock_timestamp() + j.lease_ttl from ahead where j.seq = ahead.seq`)
+	return err
 }
 
 // lost notes that the database could not be used, so that the reaper spares those who needed it.

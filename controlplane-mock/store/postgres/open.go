@@ -71,6 +71,8 @@ type Store struct {
 	closed    bool      // guarded by mu
 	away      bool      // guarded by mu: something that lets leases be renewed failed
 	booted    time.Time // guarded by mu: when the database started, by its own clock
+	clock     time.Time // guarded by mu: what the database's clock was at the start or the last sweep
+	clockAt   time.Time // guarded by mu: monotonic; when that was
 	spareFrom time.Time // guarded by mu: monotonic; no sweep within a TTL from then
 	restUntil time.Time // guarded by mu
 	owed      bool      // guarded by mu: notices were lost; the others are to look at everything again
@@ -119,11 +121,15 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if err = s.migrate(ctx); err == nil {
 		err = s.partition(ctx)
 	}
+	if err == nil {
+		err = s.pool.QueryRow(ctx, "select clock_timestamp(), pg_postmaster_start_time()").Scan(&s.clock, &s.booted)
+	}
 	if err != nil {
 		_ = s.Close()
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
-	s.spareFrom = time.Now() // from now on leases can be renewed here
+	s.clockAt = time.Now()
+	s.spareFrom = s.clockAt // from now on leases can be renewed here
 	return s, nil
 }
 

@@ -32,6 +32,7 @@ func TestStore(t *testing.T) {
 	t.Run("model", func(t *testing.T) { storetest.RunModel(t, c.target()) })
 	t.Run("linearizable", func(t *testing.T) { storetest.RunLinearizable(t, c.target()) })
 	t.Run("keep logs", func(t *testing.T) { testKeepLogs(t, c) })
+	t.Run("clock", func(t *testing.T) { testClock(t, c) })
 	t.Run("instances", func(t *testing.T) { testInstances(t, c) })
 }
 

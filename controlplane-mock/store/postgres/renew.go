@@ -63,20 +63,21 @@ func (s *Store) renewAll(ctx context.Context, items []*renewal) error {
 	}
 	refs := make([]store.Ref, 0, len(by))
 	var ids, agents []string
-	var attempts, ttls, spooled []int64
+	var attempts, spooled []int64
+	var ttls []time.Duration
 	for ref, same := range by {
 		last := same[len(same)-1]
 		refs = append(refs, ref)
 		ids, attempts, agents = append(ids, ref.JobID), append(attempts, ref.Attempt), append(agents, ref.AgentID)
-		ttls, spooled = append(ttls, last.ttl.Microseconds()), append(spooled, last.beat.SpooledBytes)
+		ttls, spooled = append(ttls, last.ttl), append(spooled, last.beat.SpooledBytes)
 	}
 	// Rows are taken in the order of their ids by everyone who takes several, so that no two wait for each other.
 	rows, err := s.pool.Query(ctx, `with wanted as (
-			select * from unnest($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::bigint[]) with ordinality as w (id, attempt, agent, ttl, spooled, n)
+			select * from unnest($1::text[], $2::bigint[], $3::text[], $4::interval[], $5::bigint[]) with ordinality as w (id, attempt, agent, ttl, spooled, n)
 		), held as (
 			select j.seq, j.status, w.ttl, w.spooled, w.n from wanted w join jobs j on j.id = w.id
 			where j.last = w.attempt and j.live_agent = w.agent order by j.id for update of j
-		) update jobs j set lease_until = clock_timestamp() + h.ttl * interval '1 microsecond', spooled = h.spooled, status = 'running',
+		) update jobs j set lease_until = clock_timestamp() + h.ttl, lease_ttl = h.ttl, spooled = h.spooled, status = 'running',
 			started_at = coalesce(j.started_at, clock_timestamp()), version = j.version + (h.status = 'offered')::int,
 			run_by = case when j.live_agent = any (j.run_by) then j.run_by else j.run_by || j.live_agent end
 		from held h where j.seq = h.seq returning h.n, h.status = 'offered', j.cancel, j.grace`, ids, attempts, agents, ttls, spooled)

@@ -28,6 +28,7 @@ create table jobs (
     offered_at  timestamptz,
     started_at  timestamptz,
     lease_until timestamptz,
+    lease_ttl   interval,                    -- what was last added to the time of then
     log_records bigint,
     spooled     bigint not null default 0
 ) with (fillfactor = 70);
