@@ -33,9 +33,13 @@ func scaled[T any](small, full T) T {
 	return small
 }
 
+// token is the admin token of all instances.
+const token = "adm_three-instances-share-this-token-of-theirs"
+
 // world is three instances on one database, and a balancer before them.
 type world struct {
 	*balancer
+	db    *pgcluster.Cluster
 	all   []*stack.Stack
 	Admin *adminclient.Client // by way of the balancer
 	dir   string
@@ -50,7 +54,7 @@ func begin(t *testing.T, config string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{dir: dir}
+	w := &world{db: db, dir: dir}
 	t.Cleanup(func() {
 		for _, s := range w.all {
 			if err := s.Stop(); err != nil {
@@ -64,7 +68,6 @@ func begin(t *testing.T, config string) *world {
 			t.Error(err)
 		}
 	})
-	const token = "adm_three-instances-share-this-token-of-theirs"
 	var urls []string
 	for i := range 3 {
 		at := filepath.Join(dir, fmt.Sprint(i))
