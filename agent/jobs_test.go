@@ -67,7 +67,7 @@ func TestTwentyJobsSideBySide(t *testing.T) {
 func TestCancelReachesTheJob(t *testing.T) {
 	s := startServer(t, ttl)
 	startAgent(t, s.config(t, 1))
-	id := s.submit(t, adminclient.Submission{Payload: script(`trap 'echo told; exit 9' TERM; echo ready; while :; do sleep 0.1; done`), Grace: 5000})
+	id := s.submit(t, adminclient.Submission{Payload: script(`trap 'echo told; exit 9' TERM; echo ready; while :; do sleep 0.1; done`), Grace: new(protocol.Millis(5000))})
 	s.await(t, id, func(j adminclient.Job) bool { return j.Last() != nil && j.Last().LogNext > 0 })
 	asked := time.Now()
 	if _, err := s.admin.Cancel(t.Context(), id, "enough"); err != nil {
@@ -88,7 +88,7 @@ func TestCancelReachesTheJob(t *testing.T) {
 func TestTimedOutJob(t *testing.T) {
 	s := startServer(t, ttl)
 	startAgent(t, s.config(t, 1))
-	id := s.submit(t, adminclient.Submission{Payload: script("sleep 60"), Timeout: 300, Grace: 1000, MaxAttempts: 1})
+	id := s.submit(t, adminclient.Submission{Payload: script("sleep 60"), Timeout: 300, Grace: new(protocol.Millis(1000)), MaxAttempts: 1})
 	if job := s.settled(t, id); job.Status != "timedOut" || job.Last().State != "timedOut" {
 		t.Errorf("job %s, want timedOut", job.Status)
 	}
@@ -169,7 +169,7 @@ func TestOneRouteBlocked(t *testing.T) {
 		t.Parallel()
 		s := startServer(t, ttl)
 		startAgent(t, s.config(t, 1))
-		id := s.submit(t, adminclient.Submission{Payload: script(`echo n=1; [ "$AGENTD_ATTEMPT" -gt 1 ] || sleep 20`), MaxAttempts: 2, Grace: 500})
+		id := s.submit(t, adminclient.Submission{Payload: script(`echo n=1; [ "$AGENTD_ATTEMPT" -gt 1 ] || sleep 20`), MaxAttempts: 2, Grace: new(protocol.Millis(500))})
 		s.await(t, id, func(j adminclient.Job) bool { return j.Status == "running" })
 		block(func(p string) bool { return strings.HasSuffix(p, "/heartbeat") }, 5*time.Second, s)
 		job := s.await(t, id, func(j adminclient.Job) bool { return j.Attempts[0].Over() })

@@ -74,6 +74,15 @@ func (w *world) submit(script string) string {
 	return job.ID
 }
 
+// prints waits until the job's first lines have arrived.
+func (w *world) prints(id string) {
+	w.t.Helper()
+	until(w.t, "job "+id+" prints", func() bool {
+		job, err := w.Admin.Job(w.t.Context(), id)
+		return err == nil && job.Last() != nil && job.Last().LogNext > 0
+	})
+}
+
 // ends waits until the job's log is complete, and checks how it ended and that it printed just the lines 1 to n.
 func (w *world) ends(id, state string, n int) {
 	w.t.Helper()
@@ -160,10 +169,7 @@ func TestI1KeyExpires(t *testing.T) {
 		many = 20_000_000
 	}
 	job = w.submit("echo n=1; while [ ! -e " + w.StateDir + "/go ]; do sleep 0.05; done; " + fmt.Sprintf(lines, 2, many))
-	until(t, "the job's first line arrived", func() bool {
-		j, err := w.Admin.Job(t.Context(), job)
-		return err == nil && j.Last() != nil && j.Last().LogNext == 1
-	})
+	w.prints(job)
 	if err := w.Server.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -200,10 +206,7 @@ func TestL4LateLinesOfACancelledJobWithAnExpiredKey(t *testing.T) {
 	const many = 600_000 // lines of 8 bytes or so
 	w := start(t, 2*time.Second)
 	job := w.submit("echo n=1; while [ ! -e " + w.StateDir + "/go ]; do sleep 0.05; done; " + fmt.Sprintf(lines, 2, many) + "; touch " + w.StateDir + "/printed; sleep 600")
-	until(t, "the job's first line arrived", func() bool {
-		j, err := w.Admin.Job(t.Context(), job)
-		return err == nil && j.Last() != nil && j.Last().LogNext == 1
-	})
+	w.prints(job)
 	if err := w.Server.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -228,10 +231,7 @@ func TestI2CopiedStateDirectory(t *testing.T) {
 	t.Parallel()
 	w := start(t, time.Hour)
 	job := w.submit("echo n=1; while [ ! -e " + w.StateDir + "/go ]; do sleep 0.05; done; echo n=2")
-	until(t, "the job's first line arrived", func() bool {
-		j, err := w.Admin.Job(t.Context(), job)
-		return err == nil && j.Last() != nil && j.Last().LogNext == 1
-	})
+	w.prints(job)
 	other := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(other, "state"), 0o700); err != nil {
 		t.Fatal(err)

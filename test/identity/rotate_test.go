@@ -24,10 +24,7 @@ func TestKeysRotateUnderLoad(t *testing.T) {
 		streams[i] = w.submit(fmt.Sprintf("i=1; while [ ! -e %s ]; do echo n=$i; i=$((i+1)); sleep 0.01; done; echo $i > %[2]s.new; mv %[2]s.new %[2]s", stop, printed(i)))
 	}
 	for _, id := range streams {
-		until(t, "job "+id+" prints", func() bool {
-			j, err := w.Admin.Job(t.Context(), id)
-			return err == nil && j.Last() != nil && j.Last().LogNext > 0
-		})
+		w.prints(id)
 	}
 	var short []string
 	first, began := w.links(), time.Now()
