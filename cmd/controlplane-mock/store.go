@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"go.uber.org/zap"
 
 	"agentd/controlplane-mock/store"
@@ -41,13 +42,28 @@ func openStore(ctx context.Context, o *serveOptions, log *zap.Logger) (store.Sto
 		}
 		st, err := postgres.Open(ctx, postgres.Config{URL: o.store, KeepLogs: time.Duration(o.keepLogs), Logger: log})
 		if err != nil {
-			// The URL may hold a password: it isn't repeated.
-			return nil, fmt.Errorf("--store postgres://…: %w", err)
+			return nil, databaseError(err)
 		}
 		return st, nil
 	}
 	// The value may hold a password: it isn't repeated.
 	return nil, usage("--store: want redka:DIR, or postgres://USER@HOST/DATABASE")
+}
+
+// databaseError says what kind of trouble a database is in. Its URL may hold a password: it isn't repeated.
+func databaseError(err error) error {
+	wrapped := fmt.Errorf("--store postgres://…: %w", err)
+	if _, bad := errors.AsType[*pgconn.ParseConfigError](err); bad {
+		return &exitError{exitConfig, wrapped}
+	}
+	const badAuthorization = "28" // a class of SQLSTATEs
+	if pg, said := errors.AsType[*pgconn.PgError](err); said && strings.HasPrefix(pg.Code, badAuthorization) {
+		return &exitError{exitNotPermitted, wrapped}
+	}
+	if _, away := errors.AsType[*pgconn.ConnectError](err); away {
+		return &exitError{exitUnreachable, wrapped}
+	}
+	return wrapped
 }
 
 // storeError says what to do about a directory that can't be used.
