@@ -2,9 +2,9 @@ package conformance
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/url"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -126,7 +126,7 @@ func adminPages(p *probe) {
 		var got []string
 		after, pages := "", 0
 		for {
-			q := url.Values{"limit": {fmt.Sprint(limit)}}
+			q := url.Values{"limit": {strconv.Itoa(limit)}}
 			if after != "" {
 				q.Set("after", after)
 			}

@@ -46,18 +46,18 @@ func pack(p *probe, encoding string, body []byte) []byte {
 	case "gzip":
 		w := gzip.NewWriter(&b)
 		_, err = w.Write(body)
-		w.Close() //nolint:errcheck,gosec // writes to memory
+		w.Close() //nolint:errcheck // writes to memory
 	case "snappy":
 		w := snappy.NewBufferedWriter(&b)
 		_, err = w.Write(body)
-		w.Close() //nolint:errcheck,gosec // writes to memory
+		w.Close() //nolint:errcheck // writes to memory
 	case "zstd":
 		w, newErr := zstd.NewWriter(&b, zstd.WithEncoderConcurrency(1))
 		if newErr != nil {
 			p.failf("zstd: %v", newErr)
 		}
 		_, err = w.Write(body)
-		w.Close() //nolint:errcheck,gosec // writes to memory
+		w.Close() //nolint:errcheck // writes to memory
 	default:
 		p.failf("nothing is known of the encoding %q", encoding)
 	}

@@ -1,9 +1,6 @@
 package conformance
 
-import (
-	"fmt"
-	"slices"
-)
+import "slices"
 
 // Check is one row of the table.
 type Check struct {
@@ -59,7 +56,7 @@ func Checks() []Check {
 	seen := map[string]bool{}
 	for _, c := range all {
 		if seen[c.Name] {
-			panic(fmt.Sprintf("BUG: conformance: two checks are named %s", c.Name))
+			panic("BUG: conformance: two checks are named " + c.Name)
 		}
 		seen[c.Name] = true
 	}

@@ -94,7 +94,7 @@ func (s *session) observeError(r reply, note func(rule, format string, args ...a
 		note(ruleProblem, "a 401 without WWW-Authenticate")
 	}
 	// What a connector reports is its own word, and travels as 502.
-	if !(asking && r.status == 502) && !slices.Contains(statuses[*body.Code], r.status) {
+	if (!asking || r.status != 502) && !slices.Contains(statuses[*body.Code], r.status) {
 		note(ruleCode, "%q doesn't travel with %d", *body.Code, r.status)
 	}
 	if *body.Code == "log_gap" && body.Next == nil {

@@ -33,7 +33,7 @@ func groundMutants() []mutant {
 		{name: "refuses unknown members", route: rAll, pass: func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			body := peek(r)
 			if strings.Contains(body, "somethingNew") {
-				http.Error(w, "{}", 400)
+				http.Error(w, "{}", http.StatusBadRequest)
 				return
 			}
 			next.ServeHTTP(w, r)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -93,9 +94,7 @@ func (m mutant) wrap(next http.Handler) http.Handler {
 		a := &answerOf{rec.Code, rec.Header().Clone(), rec.Body.Bytes()}
 		m.after(r, a)
 		a.header.Del("Content-Length")
-		for k, v := range a.header {
-			w.Header()[k] = v
-		}
+		maps.Copy(w.Header(), a.header)
 		w.WriteHeader(a.status)
 		_, _ = w.Write(a.body)
 	})

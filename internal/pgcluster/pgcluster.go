@@ -102,7 +102,7 @@ func (c *Cluster) run(ctx context.Context, name string, arg ...string) error {
 
 // Command is one of PostgreSQL's own programs, run as the cluster's user in its directory.
 func (c *Cluster) Command(ctx context.Context, name string, arg ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, filepath.Join(c.Bin, name), arg...)
+	cmd := exec.CommandContext(ctx, filepath.Join(c.Bin, name), arg...) //nolint:gosec // the callers are tests and benchmarks
 	cmd.SysProcAttr, cmd.Dir = c.as, c.dir
 	return cmd
 }
@@ -126,7 +126,7 @@ func (c *Cluster) PIDs() ([]int, error) {
 	}
 	all := []int{main}
 	raw, err = os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", main, main))
-	for _, s := range strings.Fields(string(raw)) {
+	for s := range strings.FieldsSeq(string(raw)) {
 		if pid, err := strconv.Atoi(s); err == nil {
 			all = append(all, pid)
 		}

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -66,7 +67,7 @@ func run(ctx context.Context, args []string) error {
 	stats := fl.Stats()
 	stop(err)
 	wg.Wait()
-	if cause := context.Cause(ctx); cause != nil && err == nil && cause != context.Canceled {
+	if cause := context.Cause(ctx); cause != nil && err == nil && !errors.Is(cause, context.Canceled) {
 		err = cause
 	}
 	summary(stats, *length)
