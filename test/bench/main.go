@@ -46,6 +46,10 @@ var sections = []section{
 	{"query", "a person asks, and waits for the page", benchQuery},
 	{"redact", "a flood with secrets to look for", benchRedact},
 	{"outage", "a backlog: spill, start, drain", benchOutage},
+	{"lease", "jobs go out to 64 pollers over three instances, beside a plain loop in pgbench", benchLease},
+	{"agents", "10,000 idle agents on one instance", benchAgents},
+	{"beats", "2,000 agents with a running job each, on PostgreSQL", benchBeats},
+	{"ingest", "jobs that print as much as each store takes", benchIngest},
 }
 
 func main() {

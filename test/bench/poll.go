@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"fmt"
+	"net/http"
 	"sync"
 	"time"
 
@@ -14,9 +15,13 @@ import (
 
 // linked is a bare agent of the bench's own: the wire and nothing else.
 func linked(ctx context.Context, s *stack.Stack, types ...string) (*protocol.Client, error) {
-	const process = "bench.1"
+	return linkedVia(ctx, s, nil, "bench.1", types...)
+}
+
+// linkedVia is one of many that share their connections.
+func linkedVia(ctx context.Context, s *stack.Stack, base http.RoundTripper, process string, types ...string) (*protocol.Client, error) {
 	var key string
-	c, err := protocol.NewClient(protocol.ClientConfig{Server: s.URL, ProcessID: process, Credential: func() string { return key }})
+	c, err := protocol.NewClient(protocol.ClientConfig{Server: s.URL, ProcessID: process, Credential: func() string { return key }, Base: base})
 	if err != nil {
 		return nil, err
 	}
