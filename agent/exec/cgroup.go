@@ -216,7 +216,7 @@ func exists(dir, file string) bool {
 
 // enterCgroup moves this whole process.
 func enterCgroup(dir string) error {
-	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0)
+	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0) //nolint:gosec // a path that the kernel or the config named
 }
 
 // make makes an attempt's cgroup and sets the limits that there are controllers for.
