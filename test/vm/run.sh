@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Boots a Debian of its own in a virtual machine, where cgroup v2 has all its controllers and a systemd manages them, installs the
 # deb there and shows that limits are enforced, that nothing of a job is left and that the agent survives: guest.sh does it.
-# Without KVM it is slow, a quarter of an hour on a busy machine.
-# usage: test/vm/run.sh (root; installs what it needs; the network only for that and for the root file system, which stays in .cache/)
+# Without KVM it is slow: a quarter of an hour, and twice that on a busy machine.
+# usage: [STEPS="install_and_link …"] test/vm/run.sh (root; installs what it needs; the network only for that and for the root file system, which stays in .cache/)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # Far more than it takes: what hangs is to be told, not waited for.
@@ -30,6 +30,7 @@ if [ ! -s .cache/rootfs-vm.tar ]; then
 fi
 tar -xf .cache/rootfs-vm.tar -C "$work/root"
 cp "$work"/dist/agentd*_1.0.0-1_amd64.deb test/packages/check.sh test/vm/guest.sh "$work/root/root/"
+echo "${STEPS:-install_and_link enforcement trees changes oom leave}" >"$work/root/root/steps"
 cat >"$work/root/etc/systemd/system/guest.service" <<'U'
 [Unit]
 After=multi-user.target
