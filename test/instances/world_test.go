@@ -21,7 +21,7 @@ import (
 const patience = 2 * time.Minute
 
 // ttl is the leases': short, so that a trial sees some of them run out, and long enough for a restart on a busy machine.
-const ttl = 6 * time.Second
+const ttl = 8 * time.Second
 
 func soak() bool { return os.Getenv("AGENTD_SOAK") != "" }
 

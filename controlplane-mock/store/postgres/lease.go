@@ -145,10 +145,10 @@ func (s *Store) due(ctx context.Context, ttl time.Duration) ([]string, error) {
 		s.away = true
 		return nil, err
 	}
-	now := time.Now()
+	now := s.now()
 	set := clock.Sub(s.clock) - now.Sub(s.clockAt)
 	// What is shorter than half a TTL costs nobody a lease who renews at the pace that agents are told.
-	if s.away || !booted.Equal(s.booted) || now.Sub(began) > ttl/2 || set.Abs() > ttl/2 {
+	if s.away || !booted.Equal(s.booted) || time.Since(began) > ttl/2 || set.Abs() > ttl/2 {
 		s.away, s.spareFrom = false, now
 	}
 	s.booted, s.clock, s.clockAt = booted, clock, now
@@ -179,7 +179,7 @@ func (s *Store) lost() {
 func (s *Store) Rest(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if until := time.Now().Add(d); until.After(s.restUntil) {
+	if until := s.now().Add(d); until.After(s.restUntil) {
 		s.restUntil = until
 	}
 }

@@ -13,16 +13,15 @@ import (
 	"agentd/agent/protocol"
 	"agentd/controlplane-mock/store"
 	"agentd/controlplane-mock/store/postgres"
-	"agentd/internal/pgcluster"
 )
 
 // TestLostDatabase takes the database away under load, for longer than a lease lives, and gives it back: nobody loses a
 // lease by that, what was acknowledged is there, and everything goes on unaided.
 func TestLostDatabase(t *testing.T) {
-	const ttl = 5 * time.Second
+	const ttl = 8 * time.Second
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	c := &cluster{Cluster: pgcluster.ForTest(t, pgcluster.Config{})}
+	c := startCluster(t)
 	url := c.schema(t)
 	away := func(for_ time.Duration, take, give func() error) func() {
 		return func() {

@@ -68,14 +68,15 @@ type Store struct {
 	unpacker *zstd.Decoder
 
 	mu        sync.Mutex
-	closed    bool      // guarded by mu
-	away      bool      // guarded by mu: something that lets leases be renewed failed
-	booted    time.Time // guarded by mu: when the database started, by its own clock
-	clock     time.Time // guarded by mu: what the database's clock was at the start or the last sweep
-	clockAt   time.Time // guarded by mu: monotonic; when that was
-	spareFrom time.Time // guarded by mu: monotonic; no sweep within a TTL from then
-	restUntil time.Time // guarded by mu
-	owed      bool      // guarded by mu: notices were lost; the others are to look at everything again
+	now       func() time.Time // guarded by mu: time.Now, but in tests
+	closed    bool             // guarded by mu
+	away      bool             // guarded by mu: something that lets leases be renewed failed
+	booted    time.Time        // guarded by mu: when the database started, by its own clock
+	clock     time.Time        // guarded by mu: what the database's clock was at the start or the last sweep
+	clockAt   time.Time        // guarded by mu: monotonic; when that was
+	spareFrom time.Time        // guarded by mu: monotonic; no sweep within a TTL from then
+	restUntil time.Time        // guarded by mu
+	owed      bool             // guarded by mu: notices were lost; the others are to look at everything again
 }
 
 // Open connects to the database and brings its tables up to date. Instances may do so at the same time: one migrates, the others wait.
@@ -100,7 +101,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	lc.MaxConns, lc.MinConns = lazyConns, 0
 	lc.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
 
-	s := &Store{cfg: cfg, log: cfg.Logger, instance: hex.EncodeToString(random(8))}
+	s := &Store{cfg: cfg, log: cfg.Logger, now: time.Now, instance: hex.EncodeToString(random(8))}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}
@@ -128,7 +129,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		_ = s.Close()
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
-	s.clockAt = time.Now()
+	s.clockAt = s.now()
 	s.spareFrom = s.clockAt // from now on leases can be renewed here
 	return s, nil
 }

@@ -1,12 +1,14 @@
 package postgres_test
 
 import (
-	"flag"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"agentd/controlplane-mock/store"
 	"agentd/controlplane-mock/store/postgres"
@@ -16,18 +18,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	// The suite mostly waits for leases to run out in real time: as many tests at once as a pool of
-	// connections each allows, not as many as there are processors.
-	if err := flag.Set("test.parallel", "20"); err != nil {
-		panic(err)
-	}
 	testmain.Run(m)
 }
 
 // TestStore runs everything on one private cluster, each test in a schema of its own.
 func TestStore(t *testing.T) {
-	c := &cluster{Cluster: pgcluster.ForTest(t, pgcluster.Config{})}
+	c := startCluster(t)
 	t.Run("suite", func(t *testing.T) { storetest.Run(t, c.target()) })
 	t.Run("model", func(t *testing.T) { storetest.RunModel(t, c.target()) })
 	t.Run("linearizable", func(t *testing.T) { storetest.RunLinearizable(t, c.target()) })
@@ -39,16 +35,44 @@ func TestStore(t *testing.T) {
 // cluster hands out schemas.
 type cluster struct {
 	*pgcluster.Cluster
+	pool    *pgxpool.Pool // past all stores
 	schemas atomic.Int64
 }
 
-// schema makes a schema and answers its URL.
+func startCluster(t testing.TB) *cluster {
+	t.Helper()
+	c := &cluster{Cluster: pgcluster.ForTest(t, pgcluster.Config{})}
+	var err error
+	if c.pool, err = pgxpool.New(t.Context(), c.URL()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.pool.Close)
+	return c
+}
+
+// schema makes a schema and answers its URL. The clock is a function of the schema's own, which is found before PostgreSQL's:
+// the tests set it.
 func (c *cluster) schema(t testing.TB) string {
 	t.Helper()
 	name := fmt.Sprint("test_", c.schemas.Add(1))
-	url := c.URL() + "&search_path=" + name
-	c.exec(t, url, "create schema "+name)
-	return url
+	_, err := c.pool.Exec(t.Context(), fmt.Sprintf(`create schema %[1]s;
+		create table %[1]s.skew (by interval not null);
+		insert into %[1]s.skew values ('0');
+		create function %[1]s.clock_timestamp() returns timestamptz language sql volatile as 'select pg_catalog.clock_timestamp() + by from %[1]s.skew'`, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.URL() + "&search_path=" + name + ",pg_catalog"
+}
+
+// setClock sets the clock of a schema on, or back.
+func (c *cluster) setClock(t testing.TB, url string, by time.Duration) {
+	t.Helper()
+	_, after, _ := strings.Cut(url, "search_path=")
+	name, _, _ := strings.Cut(after, ",")
+	if _, err := c.pool.Exec(t.Context(), "update "+name+".skew set by = by + $1", by); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // exec runs a statement past all stores.
@@ -77,8 +101,15 @@ func open(t testing.TB, cfg postgres.Config) *postgres.Store {
 // target opens two instances at once and spreads calls over them: whatever is promised, it is promised by both together.
 func (c *cluster) target() storetest.Target {
 	return storetest.Target{
-		RealTime: true,
-		Open:     func(t *testing.T) store.Store { return openFleet(t, c.schema(t)) },
+		Open: func(t *testing.T) store.Store { return openFleet(t, c.schema(t)) },
+		Pass: func(t *testing.T, s store.Store, d time.Duration) {
+			t.Helper()
+			f := s.(*fleet)
+			c.setClock(t, f.url, d)
+			for _, one := range f.all {
+				one.Skip(d)
+			}
+		},
 		Reopen: func(t *testing.T, s store.Store) store.Store {
 			t.Helper()
 			old := s.(*fleet)

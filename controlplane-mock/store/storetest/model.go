@@ -33,20 +33,14 @@ func RunModel(t *testing.T, target Target) {
 	}
 	body := func(t *testing.T) {
 		e := newEnv(t, target) // one store for all rounds: each has jobs of its own
-		if target.RealTime {
-			e.ttl = modelTTL
-		}
 		rapid.Check(noDeadline{t}, func(rt *rapid.T) { newModel(rt, e).round() })
 	}
-	if target.RealTime {
+	if target.Pass != nil {
 		body(t)
 		return
 	}
 	synctest.Test(t, body)
 }
-
-// modelTTL is short, since it really passes some hundred times. No step of the model needs a lease to be still alive.
-const modelTTL = 300 * time.Millisecond
 
 // noDeadline hides the test's deadline, which is real time, from rapid in its bubble.
 type noDeadline struct{ *testing.T }
@@ -171,7 +165,7 @@ func (m *model) oldestPending() string {
 }
 
 func (m *model) renew(r store.Ref) {
-	sent := time.Now()
+	sent := m.e.now()
 	_, err := m.e.Renew(m.e.ctx, r, m.e.ttl, store.Beat{})
 	m.allow(err, store.ErrLeaseLost)
 	if err != nil {
@@ -180,7 +174,7 @@ func (m *model) renew(r store.Ref) {
 	}
 	m.letGo(r)
 	for _, h := range m.holders[r.JobID] {
-		if time.Now().Before(h.trusted) {
+		if m.e.now().Before(h.trusted) {
 			m.Fatalf("%s: attempt %d has the lease while attempt %d may trust in its own", r.JobID, r.Attempt, h.ref.Attempt)
 		}
 	}
@@ -310,19 +304,12 @@ func stateOf(a *store.Attempt) store.AttemptState {
 // what is pending then can be leased, the oldest first, and settled.
 func (m *model) finish() {
 	m.check()
-	held := true
-	for sweeps := 0; held; sweeps++ {
-		m.e.pass(1.2)
-		m.reap()
-		m.check()
-		held = false
-		for _, id := range m.jobs {
-			s := m.last[id].Status
-			held = held || s != store.Pending && !s.Settled()
-			// A store whose database was slow to answer spares everyone for another TTL.
-			if held && (!m.e.target.RealTime || sweeps == 20) {
-				m.Fatalf("%s is %s although its lease ran out", id, s)
-			}
+	m.e.pass(1.2)
+	m.reap()
+	m.check()
+	for _, id := range m.jobs {
+		if s := m.last[id].Status; s != store.Pending && !s.Settled() {
+			m.Fatalf("%s is %s although its lease ran out", id, s)
 		}
 	}
 	for id := m.oldestPending(); id != ""; id = m.oldestPending() {
