@@ -54,7 +54,7 @@ drain() {
 	check "$n: ... had waited" job_is "$job" '.status == "succeeded" and .attempts[-1].logsComplete'
 	job=$(submit 'echo 1')
 	check "$n: ... and takes no jobs" eventually 5 matches '^drained' prop StatusText
-	check "$n: ... this one waits" job_is "$job" '.status == "queued"'
+	check "$n: ... this one waits" job_is "$job" '.status == "pending"'
 	inside "$n" agentd drain --off >/dev/null
 	check "$n: drain --off" job_becomes 30 "$job" '.status == "succeeded"'
 }

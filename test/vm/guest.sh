@@ -19,9 +19,12 @@ submit() {
 	mock submit --type "$type" --payload "$(jq -n --arg s "$script" '{script: $s}')" --max-attempts 1 "$@"
 }
 job_is() { mock job "$1" --json | jq -e "$2" || { mock job "$1" --json | jq -c '{status, reason, attempts}' && false; }; }
-ended() { eventually $soon job_is "$1" '.status != "queued" and .status != "leased" and .status != "running" and .attempts[-1].logsComplete'; }
+ended() { eventually $soon job_is "$1" '([.status] | inside(["succeeded", "failed", "cancelled", "timedOut"])) and .attempts[-1].logsComplete'; }
 # outcome JOB FILTER: how its attempt ended. An outcome that doesn't come is told as well.
-outcome() { ended "$1" >/dev/null && job_is "$1" "$2"; }
+outcome() {
+	ended "$1" >/dev/null || echo "it hasn't ended within $soon s"
+	job_is "$1" "$2"
+}
 # says TYPE SCRIPT: runs it as a job and prints what it printed.
 says() {
 	local id
