@@ -60,6 +60,24 @@ func (s *Store) partition(ctx context.Context) error {
 	return nil
 }
 
+// upkeep looks after the partitions until ctx ends.
+func (s *Store) upkeep(ctx context.Context) {
+	tick := time.NewTicker(upkeepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		once, cancel := context.WithTimeout(ctx, upkeepEvery/2) // whoever has the tables may take a while
+		if err := s.partition(once); err != nil && ctx.Err() == nil {
+			s.log.Error("log partitions not looked after", zap.Error(err))
+		}
+		cancel()
+	}
+}
+
 type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }

@@ -29,6 +29,7 @@ func TestStore(t *testing.T) {
 	t.Run("linearizable", func(t *testing.T) { storetest.RunLinearizable(t, c.target()) })
 	t.Run("keep logs", func(t *testing.T) { testKeepLogs(t, c) })
 	t.Run("clock", func(t *testing.T) { testClock(t, c) })
+	t.Run("migrate", func(t *testing.T) { testMigrate(t, c) })
 	t.Run("instances", func(t *testing.T) { testInstances(t, c) })
 }
 
@@ -118,6 +119,47 @@ func (c *cluster) target() storetest.Target {
 			}
 			return openFleet(t, old.url)
 		},
+	}
+}
+
+// testMigrate opens on tables that somebody is using, and on those of a newer version.
+func testMigrate(t *testing.T, c *cluster) {
+	ctx := t.Context()
+	url := c.schema(t)
+	old := open(t, postgres.Config{URL: url})
+	c.exec(t, url, "insert into migrations (name) values ('migrations/9999_from_the_future.sql')")
+	_, after, _ := strings.Cut(url, "search_path=")
+	name, _, _ := strings.Cut(after, ",")
+	// A partition is to be made, and the tables can't be had for longer than one try waits for them.
+	c.exec(t, url, "drop table logs_"+time.Now().UTC().AddDate(0, 0, 7).Format("20060102"))
+	tx, err := c.pool.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(ctx, "lock table "+name+".logs in access exclusive mode"); err != nil {
+		t.Fatal(err)
+	}
+	opened := make(chan error)
+	go func() {
+		s, err := postgres.Open(ctx, postgres.Config{URL: url})
+		if err == nil {
+			err = s.Close()
+		}
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		t.Errorf("opened (%v) while the tables were in use", err)
+	case <-time.After(3 * time.Second):
+	}
+	if err := tx.Rollback(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-opened; err != nil {
+		t.Errorf("open when the tables are free again, and newer than we are: %v", err)
+	}
+	if _, _, err := old.Submit(ctx, store.NewJob{ID: "job", Type: "x", Payload: []byte("1"), MaxAttempts: 1}); err != nil {
+		t.Errorf("the old instance: %v", err)
 	}
 }
 

@@ -136,9 +136,13 @@ func (s *Store) notes(events []store.Event) []string {
 	return notes
 }
 
-// Watch listens until ctx ends, on a connection of its own that it makes again when it is lost.
+// Watch listens until ctx ends, on a connection of its own that it makes again when it is lost. Meanwhile it looks after the
+// partitions of the logs.
 func (s *Store) Watch(ctx context.Context, f func(store.Event)) error {
 	defer s.watchers.add(f)()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { s.upkeep(ctx) })
 	wait := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(100*time.Millisecond), // a restarted database is back in about that time
 		backoff.WithMaxInterval(5*time.Second), backoff.WithMaxElapsedTime(0))
@@ -171,7 +175,6 @@ func (s *Store) listen(ctx context.Context, listening func()) error {
 	listening()
 	s.hear([]store.Event{{Kind: store.EventResync}}) // what happened before is not told
 	defer s.keys.keep()()
-	upkeep := time.Now().Add(upkeepEvery)
 	for poll := time.Now().Add(slowPoll); ; {
 		if err := s.await(ctx, conn, poll); err != nil {
 			return err
@@ -185,12 +188,6 @@ func (s *Store) listen(ctx context.Context, listening func()) error {
 		}
 		if err := s.poll(ctx); err != nil {
 			return err
-		}
-		if time.Now().After(upkeep) {
-			upkeep = time.Now().Add(upkeepEvery)
-			if err := s.partition(ctx); err != nil {
-				s.log.Error("log partitions not looked after", zap.Error(err))
-			}
 		}
 	}
 }
