@@ -34,7 +34,12 @@ func (a *Agent) attempt(take, work, deliver context.Context, job *protocol.Job) 
 	over := func() { once.Do(func() { close(r.over); a.freeSlot() }) }
 	defer over()
 
-	if older := a.enter(r); older != nil {
+	older, entered := a.enter(r)
+	if !entered { // the protocol rules it out; to begin it twice, or to release it while it runs, would be worse than to say nothing
+		log.Error("attempt that is under way here was offered again, offer was ignored")
+		return
+	}
+	if older != nil {
 		log.Warn("job was offered anew while an attempt of it runs here", zap.Int64("older", older.job.Attempt))
 		older.end(&leasekeeper.LeaseLost{Err: errReplaced})
 		select {
@@ -212,17 +217,22 @@ func (a *Agent) giveBack(ctx context.Context, job *protocol.Job, reason string) 
 // rest keeps the agent from asking for a while: what it gives back for a fault of its own would be offered to it again at once.
 func (a *Agent) rest() { a.update(func() { a.pause = time.Now().Add(faultPause) }) }
 
-// enter puts the attempt on the books and returns an older attempt of the same job that is still there.
-func (a *Agent) enter(r *record) (older *record) {
+// enter puts the attempt on the books, unless it is there already, and returns an older attempt of the same job that still is.
+func (a *Agent) enter(r *record) (older *record, entered bool) {
+	k := key(r.job.ID, r.job.Attempt)
 	a.update(func() {
+		if a.attempts[k] != nil {
+			return
+		}
+		entered = true
 		for _, o := range a.attempts {
 			if o.job.ID == r.job.ID && o.state != "reporting" {
 				older = o
 			}
 		}
-		a.attempts[key(r.job.ID, r.job.Attempt)] = r
+		a.attempts[k] = r
 	})
-	return older
+	return older, entered
 }
 
 func (a *Agent) leave(r *record) {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,6 +15,44 @@ import (
 	"agentd/agent/identity"
 	"agentd/agent/protocol"
 )
+
+// A server that offers an attempt again while it is under way here, under another poll: it goes on, once.
+func TestAttemptThatIsOfferedTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{MaxJobs: 4})
+		var ran atomic.Int32
+		w.Handle("t", HandlerFunc(func(ctx context.Context, _ *Attempt) Result {
+			ran.Add(1)
+			select {
+			case <-ctx.Done():
+				t.Errorf("it was ended: %v", context.Cause(ctx))
+			case <-time.After(20 * time.Second):
+			}
+			return Result{}
+		}))
+		w.plane.submit("job_1")
+		w.begin(t)
+		wait(5 * time.Second)
+		w.plane.mu.Lock()
+		w.plane.attempt["job_1"] = 0
+		w.plane.mu.Unlock()
+		w.plane.submit("job_1", "job_2")
+		wait(5 * time.Second)
+		if n := len(w.Status().Jobs); n != 2 || ran.Load() != 2 {
+			t.Errorf("%d attempts, %d were begun; want the first and job_2", n, ran.Load())
+		}
+		wait(time.Minute)
+		for _, id := range []string{"job_1", "job_2"} {
+			if c := w.plane.outcome(t, id); c.Outcome != protocol.Succeeded {
+				t.Errorf("%s: %+v", id, c)
+			}
+		}
+		if len(w.plane.released) != 0 {
+			t.Errorf("released: %v", w.plane.released)
+		}
+		w.end(t)
+	})
+}
 
 // J1: the poll's reply is dropped after the server leased the job.
 func TestLostPollAnswersRunEachJobOnce(t *testing.T) {
