@@ -85,7 +85,6 @@ func (c *call) authenticate() error {
 	case err != nil:
 		return err
 	}
-	c.s.storeHealth.ok(c.s.log)
 	if auth.Agent.Revoked {
 		return revoked()
 	}

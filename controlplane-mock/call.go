@@ -76,13 +76,14 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, name string, e en
 	err := e(c)
 	switch {
 	case err == nil:
+		s.storeHealth.ok(s.log, name)
 	case c.wrote:
 		// Half an answer must not look like a whole one.
 		panic(http.ErrAbortHandler)
 	default:
 		p := asProblem(err)
 		if _, meant := errors.AsType[*problem](err); !meant && p.Status == http.StatusServiceUnavailable && r.Context().Err() == nil {
-			s.storeHealth.failed(s.log, err)
+			s.storeHealth.failed(s.log, name, err)
 		}
 		p.write(sw)
 	}

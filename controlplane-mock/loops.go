@@ -111,29 +111,32 @@ func (s *Server) reapLoop(ctx context.Context) {
 	}
 }
 
-// storeHealth logs when the store stops serving requests and when it serves again, not each request.
+// storeHealth logs when the store stops serving requests and when it serves again, not each request. A route that failed
+// shows it: others may get along with what is in memory.
 type storeHealth struct {
 	mu    sync.Mutex
-	since time.Time // guarded by mu; zero while all is well
-	count int       // guarded by mu
+	since time.Time           // guarded by mu; zero while all is well
+	count int                 // guarded by mu
+	on    map[string]struct{} // guarded by mu: the routes that failed since
 }
 
-func (h *storeHealth) failed(log *zap.Logger, err error) {
+func (h *storeHealth) failed(log *zap.Logger, route string, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.count++
 	if h.since.IsZero() {
-		h.since = time.Now()
-		log.Error("store failed", zap.Error(err))
+		h.since, h.on = time.Now(), map[string]struct{}{}
+		log.Error("store failed", zap.String("route", route), zap.Error(err))
 	}
+	h.on[route] = struct{}{}
 }
 
-func (h *storeHealth) ok(log *zap.Logger) {
+func (h *storeHealth) ok(log *zap.Logger, route string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.since.IsZero() {
+	if _, failed := h.on[route]; !failed {
 		return
 	}
 	log.Info("store recovered", zap.Int("failures", h.count), zap.Duration("after", time.Since(h.since)))
-	h.since, h.count = time.Time{}, 0
+	h.since, h.count, h.on = time.Time{}, 0, nil
 }

@@ -77,6 +77,5 @@ func (s *Server) readyz(c *call) error {
 	if err := s.store.Ping(c.ctx()); err != nil {
 		return err
 	}
-	s.storeHealth.ok(s.log)
 	return c.answer(http.StatusOK, map[string]string{"status": "ready"})
 }
