@@ -49,9 +49,8 @@ func (s *Server) listJobs(c *call) error {
 		return err
 	}
 	page := Page[JobView]{Items: make([]JobView, 0, len(jobs)), Next: next}
-	fleet := fleet{store: s.store}
 	for _, j := range jobs {
-		reason, err := fleet.reason(c.ctx(), j)
+		reason, err := s.fleet.reason(c.ctx(), j)
 		if err != nil {
 			return err
 		}
@@ -73,8 +72,7 @@ func (s *Server) getJob(c *call) error {
 }
 
 func (s *Server) answerJob(c *call, status int, job store.Job) error {
-	fleet := fleet{store: s.store}
-	reason, err := fleet.reason(c.ctx(), job)
+	reason, err := s.fleet.reason(c.ctx(), job)
 	if err != nil {
 		return err
 	}

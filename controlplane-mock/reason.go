@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"agentd/controlplane-mock/store"
@@ -17,43 +18,56 @@ const onlineFor = 70 * time.Second
 
 func online(a store.Agent) bool { return !a.Revoked && time.Since(a.LastSeen) < onlineFor }
 
-// fleet is who is online, asked once a request and only if a job is pending.
+// fleet is who is online, for the reasons why jobs wait. Every submission is answered with one, so to ask the store each time would
+// cost each of them as much as the fleet is large; and they are for people to read.
 type fleet struct {
-	store  store.Store
-	asked  bool
+	store store.Store
+
+	mu     sync.Mutex // held while the store is asked: whoever comes meanwhile wants the same
 	online []store.Agent
-	more   bool // there are more than we looked at
+	more   bool      // there are more than we looked at
+	until  time.Time // what we know is good enough until then
 }
 
-// maxFleet bounds the agents that a reason is worked out from.
-const maxFleet = 5000
+const (
+	// maxFleet bounds the agents that a reason is worked out from.
+	maxFleet = 5000
+	// fleetShare: what took a second to ask is good for this many, so that asking takes a twentieth of the time at the most,
+	// and an answer that costs nothing is always fresh.
+	fleetShare = 20
+)
 
-func (f *fleet) ask(ctx context.Context) error {
-	if f.asked {
-		return nil
+// ask answers who is online. The list is shared: it must not be changed.
+func (f *fleet) ask(ctx context.Context) (known []store.Agent, more bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	began := time.Now()
+	if began.Before(f.until) {
+		return f.online, f.more, nil
 	}
 	after := ""
 	for seen := 0; ; {
 		const page = 1000
 		items, next, err := f.store.Agents(ctx, after, page)
 		if err != nil {
-			return err
+			return nil, false, err
 		}
 		for _, a := range items {
 			if online(a) {
-				f.online = append(f.online, a)
+				known = append(known, a)
 			}
 		}
 		if after, seen = next, seen+len(items); next == "" {
 			break
 		}
 		if seen >= maxFleet {
-			f.more = true
+			more = true
 			break
 		}
 	}
-	f.asked = true
-	return nil
+	now := time.Now()
+	f.online, f.more, f.until = known, more, now.Add(fleetShare*now.Sub(began))
+	return known, more, nil
 }
 
 // reason says how a job ended, or why it waits: which of its wishes no agent fulfils.
@@ -61,13 +75,20 @@ func (f *fleet) reason(ctx context.Context, j store.Job) (string, error) {
 	if j.Status != store.Pending {
 		return j.Reason, nil
 	}
-	if err := f.ask(ctx); err != nil {
+	known, more, err := f.ask(ctx)
+	if err != nil {
 		return "", err
 	}
-	return f.pendingReason(j), nil
+	return presentFleet{known, more}.pendingReason(j), nil
 }
 
-func (f *fleet) pendingReason(j store.Job) string {
+// presentFleet is a look at the fleet.
+type presentFleet struct {
+	online []store.Agent
+	more   bool
+}
+
+func (f presentFleet) pendingReason(j store.Job) string {
 	n := f.count(len(f.online))
 	if j.AgentID != "" {
 		i := slices.IndexFunc(f.online, func(a store.Agent) bool { return a.ID == j.AgentID })
@@ -105,7 +126,7 @@ func (f *fleet) pendingReason(j store.Job) string {
 	return fmt.Sprintf("%s, %d with type %s, none of them with label %s", n, len(typed), j.Type, missing(typed, j.Labels))
 }
 
-func (f *fleet) count(n int) string {
+func (f presentFleet) count(n int) string {
 	plus, s := "", "s"
 	if f.more {
 		plus = "+"

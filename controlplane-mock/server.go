@@ -33,6 +33,7 @@ type Server struct {
 	holds  holds
 	bodies memory
 	codecs *codecs
+	fleet  fleet
 
 	queries *query.Broker
 
@@ -64,6 +65,7 @@ func New(cfg Config) (*Server, error) {
 		holds:         holds{max: cfg.Limits.Holds, perAgent: cfg.Limits.AgentHolds},
 		bodies:        memory{max: cfg.Limits.LogMemory},
 		codecs:        newCodecs(),
+		fleet:         fleet{store: cfg.Store},
 		links:         newLimiter[netip.Prefix](r.Link, r.LinkBurst, r.Entries),
 		failures:      newLimiter[netip.Prefix](r.Failure, r.FailureBurst, r.Entries),
 		perCredential: newLimiter[store.Sum](r.Credential, r.CredentialBurst, r.Entries),
