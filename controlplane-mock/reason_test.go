@@ -18,7 +18,7 @@ type slowFleet struct {
 
 func (s *slowFleet) Agents(ctx context.Context, after string, limit int) ([]store.Agent, string, error) {
 	s.asked.Add(1)
-	time.Sleep(100 * time.Millisecond)
+	pass(100 * time.Millisecond)
 	return s.memStore.Agents(ctx, after, limit)
 }
 
