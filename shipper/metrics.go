@@ -26,6 +26,7 @@ var (
 	descDead     = desc("records_dead_total", "Records that were dead-lettered.")
 	descGaps     = desc("records_gaps_total", "Records that are lost, by reason.", "reason")
 	descBytes    = desc("accepted_bytes_total", "Bytes of accepted records, as NDJSON.")
+	descShipped  = desc("shipped_bytes_total", "Bytes of the bodies that the server has stored, as sent.")
 	descSize     = desc("queue_size_bytes", "Size of the queue file.")
 	descUsed     = desc("queue_used_bytes", "Part of the queue file in use, overhead included.")
 	descOldest   = desc("oldest_unshipped_seconds", "Age of the oldest record that the server does not have.")
@@ -37,7 +38,7 @@ var (
 )
 
 var descs = []*prometheus.Desc{
-	descAccepted, descAcked, descMemory, descSpool, descDead, descGaps, descBytes, descSize, descUsed, descOldest,
+	descAccepted, descAcked, descMemory, descSpool, descDead, descGaps, descBytes, descShipped, descSize, descUsed, descOldest,
 	descRequests, descRetries, descCorrupt, descRemarks, descLogs,
 }
 
@@ -61,6 +62,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	gauge(descSpool, float64(st.Spool))
 	total(descDead, st.Dead)
 	total(descBytes, st.AcceptedBytes)
+	total(descShipped, c.s.counters.shippedBytes.Load())
 	gauge(descSize, float64(st.MemorySize))
 	gauge(descUsed, float64(st.MemoryUsed))
 	gauge(descOldest, st.OldestUnshipped.Seconds())

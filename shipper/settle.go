@@ -61,6 +61,7 @@ func (s *Shipper) settle(l *lane, b *shipment, next int64, err error, took time.
 
 func (s *Shipper) accepted(l *lane, b *shipment, next int64, took time.Duration) {
 	s.link.took(b.size, took)
+	s.counters.shippedBytes.Add(b.size)
 	if end := max(s.end(l), l.next); next > end {
 		next = end // it can't have what we never gave a number to
 	}

@@ -23,7 +23,7 @@ func errNext(err error) int64 {
 // counters count records and requests since the process started.
 type counters struct {
 	accepted, acceptedBytes atomic.Int64 // numbers given out, and what they take as NDJSON
-	acked                   atomic.Int64
+	acked, shippedBytes     atomic.Int64
 	dead                    atomic.Int64
 	retries, corrupt        atomic.Int64
 	remarksLost             atomic.Int64

@@ -165,7 +165,7 @@ func serve(ctx context.Context, l net.Listener, h http.Handler, log *zap.Logger)
 // metricsHandler serves what the agent measures.
 func metricsHandler(a *agent.Agent) (http.Handler, error) {
 	reg := prometheus.NewRegistry()
-	if err := errors.Join(reg.Register(a.Collector()), reg.Register(collectors.NewGoCollector()),
+	if err := errors.Join(reg.Register(a.Collector()), reg.Register(spoolCollector{a.Spool().Stats}), reg.Register(collectors.NewGoCollector()),
 		reg.Register(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))); err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
