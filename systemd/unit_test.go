@@ -42,6 +42,7 @@ func TestUnitDoesWhatTheCodeExpects(t *testing.T) {
 	got := unit(t)
 	for key, want := range map[string]string{
 		"Type":                     "notify",
+		"TimeoutStartSec":          "10min", // recovery isn't cut short
 		"KillMode":                 "mixed", // SIGTERM to the agent alone: it ends its jobs itself
 		"Delegate":                 "yes",   // a cgroup for each attempt
 		"RestartPreventExitStatus": "78",

@@ -39,7 +39,8 @@ printed() { eventually $soon job_is "$1" ".attempts[-1].logNext >= ${2:-1}" >/de
 job_cgroups() { find $unit -mindepth 1 -type d -name 'job-*'; }
 no_job_cgroups() { eventually $soon equals '' job_cgroups; }
 same_agent() { equals "$pid 0" echo "$(prop MainPID) $(prop NRestarts)"; }
-working() { eventually $soon matches '^polling' prop StatusText; }
+# An agent that is being started again has the status of the one before.
+working() { eventually $soon equals active prop ActiveState && eventually $soon matches '^polling' prop StatusText; }
 
 # What a limit is tried on: sh runs the payload's script, as in the type shell, but within limits.
 write_config() {
@@ -61,7 +62,7 @@ write_config() {
 install_and_link() {
 	check "cgroup v2 and nothing else" equals cgroup2fs stat -fc %T /sys/fs/cgroup
 	check "install" dpkg -i /root/agentd_1.0.0-1_amd64.deb /root/agentd-controlplane-mock_1.0.0-1_amd64.deb
-	systemd-run --quiet --unit=cp controlplane-mock serve --store redka:/var/lib/cp --lease-ttl 30s --log-format json
+	systemd-run --quiet --unit=cp controlplane-mock serve --store redka:/var/lib/cp --lease-ttl 5m --log-format json
 	check "control plane" eventually $soon mock agents
 	(umask 077 && mock token >/root/token)
 	check "link" agentd link --server http://127.0.0.1:7070 --token-file /root/token
