@@ -99,8 +99,8 @@ func (k *link) limit(now time.Time) int64 {
 // tooLarge remembers that size bytes were refused. True = the limit went down by it.
 func (k *link) tooLarge(size int64, now time.Time) bool {
 	n := max(size/2, limitMin)
-	if k.learned > 0 && n >= k.learned {
-		return false
+	if k.learned > 0 && n >= k.learned || n >= size {
+		return false // the same body would go again
 	}
 	k.learned, k.learnedAt = n, now
 	return true
