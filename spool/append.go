@@ -59,8 +59,7 @@ func (s *Spool) Append(ctx context.Context, batches ...Batch) error {
 	}
 	s.arriving.Add(1)
 	select {
-	case s.requests <- r:
-		s.arriving.Add(-1)
+	case s.requests <- r: // the writer counts it: it must not wait for a caller that it has just taken
 	case <-s.done:
 		s.arriving.Add(-1)
 		return ErrClosed

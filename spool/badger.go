@@ -150,21 +150,31 @@ func spareDescriptors() (err error) {
 
 // commit gives each entry a transaction of its own: badger keeps a transaction's entries in a map, and writes them in
 // no order. A process that is killed in the middle would leave the end of a group and not its beginning, and whoever goes
-// by the highest number would take what is missing for stored.
+// by the highest number would take what is missing for stored. Transactions are written in the order in which they
+// are committed, though, one after the other in a goroutine of badger's, so that they may all be under way at once: waiting for each
+// cost half of the time. They must be begun before the first is committed, since beginning one waits for all that are.
 func (d *db) commit(entries []entry) error {
 	if err := d.populate(entries); err != nil {
 		return err
 	}
-	for _, e := range entries {
-		txn := d.badger.NewTransaction(true)
-		err := txn.Set(e.key, e.value)
-		if err == nil {
-			err = txn.Commit()
-		}
-		txn.Discard()
-		if err != nil {
+	txns := make([]*badger.Txn, len(entries))
+	for i, e := range entries {
+		txns[i] = d.badger.NewTransaction(true)
+		defer txns[i].Discard() // a second time for those that are committed, which is harmless
+		if err := txns[i].Set(e.key, e.value); err != nil {
 			return err
 		}
+	}
+	done := make(chan error, len(entries))
+	for _, txn := range txns {
+		txn.CommitWith(func(err error) { done <- err })
+	}
+	var err error
+	for range txns {
+		err = errors.Join(err, <-done)
+	}
+	if err != nil {
+		return err
 	}
 	// Some of badger's failures are only logged.
 	if d.log.failed.Load() {

@@ -158,11 +158,16 @@ func TestPowerLoss(t *testing.T) {
 			snapshots++
 			must(t, os.RemoveAll(dir))
 			copyTree(t, src, dir)
-			names := dirNames(filepath.Join(dir, epochsDir))
-			last := filepath.Join(dir, epochsDir, names[len(names)-1])
-			must(t, os.Truncate(filepath.Join(last, walName), 0))
-			for _, f := range []string{"MANIFEST", discardName, "KEYREGISTRY"} {
-				must(t, os.Truncate(filepath.Join(last, f), 0))
+			for _, name := range dirNames(filepath.Join(dir, epochsDir)) {
+				e := filepath.Join(dir, epochsDir, name)
+				if _, err := os.Stat(filepath.Join(e, indexName)); err == nil {
+					continue // sealed
+				}
+				for _, f := range []string{walName, "MANIFEST", discardName, "KEYREGISTRY"} {
+					if err := os.Truncate(filepath.Join(e, f), 0); err != nil && !errors.Is(err, fs.ErrNotExist) { // the next epoch is being made
+						t.Error(err)
+					}
+				}
 			}
 			_ = os.Remove(filepath.Join(dir, cursorsName))
 		}}

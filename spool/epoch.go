@@ -43,8 +43,9 @@ type epoch struct {
 	ix    *index   // its refs are nil until loaded
 
 	// Only the writer touches these.
-	room epochUsage
-	met  map[string]bool // attempts whose meta is written
+	room   epochUsage
+	met    map[string]bool // attempts whose meta is written
+	sealed chan struct{}   // closed when the seal that goes on in the background is over; nil = none does
 
 	// Guarded by Spool.mu. spans is the index's own map while the epoch is open, and then only
 	// changed under both mutexes.

@@ -43,6 +43,7 @@ func (s *Spool) group(r *request) *group {
 	for size < groupEnough && count < groupEntries/2 && s.arriving.Load() > 0 {
 		select {
 		case r := <-s.requests:
+			s.arriving.Add(-1)
 			g.requests = append(g.requests, r)
 			size, count = size+r.size(), count+len(r.items)
 		case <-timer.C:
@@ -96,6 +97,16 @@ func (s *Spool) writeOnce(c *chunk) {
 	if err != nil {
 		c.err = err
 		s.syncs <- c
+		return
+	}
+	s.mu.Lock()
+	overtakes := len(s.refused) > 0 // since we looked, in the change of epochs
+	if overtakes {
+		s.refused = append(s.refused, c)
+	}
+	s.mu.Unlock()
+	if overtakes {
+		s.tellFailed()
 		return
 	}
 	c.epoch = e
@@ -197,10 +208,7 @@ func (s *Spool) settle(chunks []*chunk) {
 			e.broken = true
 			s.refused = append(s.refused, chunks...)
 			s.mu.Unlock()
-			select {
-			case s.failed <- struct{}{}:
-			default:
-			}
+			s.tellFailed()
 			return
 		}
 		s.committed(e, chunks)
@@ -215,6 +223,13 @@ func (s *Spool) settle(chunks []*chunk) {
 		for _, r := range c.group.requests {
 			r.answer <- c.group.err
 		}
+	}
+}
+
+func (s *Spool) tellFailed() {
+	select {
+	case s.failed <- struct{}{}:
+	default:
 	}
 }
 

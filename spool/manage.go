@@ -23,6 +23,12 @@ func (s *Spool) openEpoch() (*epoch, error) {
 		}
 		return nil, fmt.Errorf("spool: %w", err)
 	}
+	if e := s.takeSpare(); e != nil {
+		return e, nil
+	}
+	if s.sealing != nil && !s.roomFor(2*s.epochSize) {
+		s.awaitSeal(s.sealing) // what it gives back is needed, and what its closing writes must find room
+	}
 	for size := s.epochSize; size >= minEpochSize; size = s.smaller(size) {
 		for !s.roomFor(size) {
 			if err = ErrFull; !s.dropShipped() {
@@ -92,6 +98,9 @@ func (s *Spool) housekeep() {
 	s.mu.Unlock()
 	freed := false
 	for _, e := range epochs {
+		if s.beingSealed(e) {
+			continue // it comes again when that is over
+		}
 		e.mu.RLock()
 		phase := e.phase
 		e.mu.RUnlock()
@@ -152,6 +161,7 @@ func (s *Spool) settled(e *epoch) (done, idle bool) {
 // keep lets an acknowledged epoch stay until its time is over. It returns true when it went.
 func (s *Spool) keep(e *epoch) bool {
 	if e == s.open {
+		s.dropSpare()
 		if err := s.sealOpen(); err != nil {
 			s.log.Error("epoch was sealed with an error", zap.Uint64("epoch", e.id), zap.Error(err))
 		}
@@ -187,6 +197,7 @@ func (s *Spool) dropShipped() bool {
 // remove takes an epoch away as a directory: renamed first, so that a crash leaves either all of it
 // or trash. One with damage goes to quarantine instead.
 func (s *Spool) remove(e *epoch) bool {
+	s.awaitSeal(e)
 	if err := e.discard(); err != nil {
 		if isFull(err) {
 			return false // it lingers, and the next tick tries again
@@ -195,6 +206,7 @@ func (s *Spool) remove(e *epoch) bool {
 	}
 	if e == s.open {
 		s.open = nil
+		s.dropSpare()
 	}
 	s.forgetLoaded(e)
 	var moved bool

@@ -38,6 +38,7 @@ func (s *Spool) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return s.finish()
 		case r := <-s.requests:
+			s.arriving.Add(-1)
 			s.commitGroup(s.group(r))
 		case <-s.failed:
 		case f := <-s.commands:
@@ -69,6 +70,8 @@ func (s *Spool) finish() error {
 	if s.open != nil {
 		err = s.sealOpen()
 	}
+	s.dropSpare()
+	s.behind.Wait()
 	s.housekeep()
 	s.persist(true)
 	s.mu.Lock()
@@ -96,11 +99,10 @@ func (s *Spool) finish() error {
 func (s *Spool) writable(items []item) (*epoch, []entry, error) {
 	if s.open != nil {
 		if entries := s.entriesFor(s.open, items); s.open.room.fits(entries) {
+			s.prepare()
 			return s.open, entries, nil
 		}
-		if err := s.sealOpen(); err != nil {
-			s.log.Error("epoch was sealed with an error", zap.Error(err))
-		}
+		s.sealBehind()
 		s.housekeep()
 	}
 	e, err := s.openEpoch()

@@ -50,8 +50,12 @@ type Spool struct {
 	loaded []*epoch // least recently used first
 
 	// Only the goroutine of Run touches these.
-	open   *epoch
-	nextID uint64
+	open    *epoch
+	nextID  uint64
+	spare   *spare // the next epoch, made ahead
+	sealing *epoch // in the background
+
+	behind sync.WaitGroup // what Run does in the background
 
 	mu           sync.Mutex
 	refused      []*chunk // what an epoch that failed took and didn't make durable, in order
@@ -64,6 +68,7 @@ type Spool struct {
 	full         bool
 	dead         int64
 	deadBytes    int64
+	spareDisk    int64 // what the next epoch takes already
 	nextDead     uint64
 	quarantined  int64
 	appended     uint64
@@ -336,7 +341,7 @@ func (s *Spool) Stats() Stats {
 
 // used needs mu.
 func (s *Spool) used() int64 {
-	sum := s.deadBytes + s.quarantined
+	sum := s.deadBytes + s.quarantined + s.spareDisk
 	for _, e := range s.epochs {
 		sum += e.disk
 	}
