@@ -44,7 +44,7 @@ func TestOneIsKilledAgainAndAgain(t *testing.T) {
 					return
 				case <-time.After(100 * time.Millisecond):
 				}
-				ids[i] = append(ids[i], w.submit(t, ctx, adminclient.Submission{Type: "work"}, fmt.Sprint("job ", i, " ", n)))
+				ids[i] = append(ids[i], w.submit(ctx, t, adminclient.Submission{Type: "work"}, fmt.Sprint("job ", i, " ", n)))
 			}
 		})
 	}
@@ -76,7 +76,7 @@ func TestJ8AllRestart(t *testing.T) {
 	var ids []string
 	for round := range scaled(5, 50) {
 		for n := range 3 {
-			ids = append(ids, w.submit(t, t.Context(), shell("echo one; sleep 1.5; echo two"), fmt.Sprint(round, " ", n)))
+			ids = append(ids, w.submit(t.Context(), t, shell("echo one; sleep 1.5; echo two"), fmt.Sprint(round, " ", n)))
 		}
 		for i, s := range w.all {
 			if (round+i)%2 == 0 {
@@ -96,7 +96,7 @@ func TestJ8AllRestart(t *testing.T) {
 	for _, s := range w.all { // no agent stays away
 		one := shell("echo one; echo two")
 		one.AgentID = s.AgentID
-		ids = append(ids, w.submit(t, t.Context(), one, "for "+s.AgentID))
+		ids = append(ids, w.submit(t.Context(), t, one, "for "+s.AgentID))
 	}
 	for _, id := range ids {
 		j := w.ended(t, id)

@@ -3,6 +3,7 @@ package instances
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -36,7 +37,7 @@ func TestJ1AnswersToPollsAreLost(t *testing.T) {
 	for n := 0; w.hits(t) < lost; n++ {
 		var ids []string
 		for k := range 10 {
-			ids = append(ids, w.submit(t, ctx, adminclient.Submission{Type: "work"}, fmt.Sprint(n, " ", k)))
+			ids = append(ids, w.submit(ctx, t, adminclient.Submission{Type: "work"}, fmt.Sprint(n, " ", k)))
 		}
 		for _, id := range ids {
 			w.whole(t, l, id)
@@ -60,7 +61,7 @@ func TestJ4CompletionAgainstReapers(t *testing.T) {
 	jobs := scaled(40, 400)
 	a := newAgent(t, w, "agent", "work")
 	for i := range jobs {
-		id := w.submit(t, t.Context(), adminclient.Submission{Type: "work", MaxAttempts: 1}, fmt.Sprint(i))
+		id := w.submit(t.Context(), t, adminclient.Submission{Type: "work", MaxAttempts: 1}, strconv.Itoa(i))
 		j := a.poll(t.Context(), "work")
 		if j == nil || j.ID != id {
 			t.Fatalf("polled %+v, want %s", j, id)
@@ -107,7 +108,7 @@ func TestJ11AgentNeverComesBack(t *testing.T) {
 		gone := newAgent(t, w, "gone-"+typ, typ)
 		var ids []string
 		for n := range 12 {
-			id := w.submit(t, t.Context(), adminclient.Submission{Type: typ}, fmt.Sprint(round, " ", n))
+			id := w.submit(t.Context(), t, adminclient.Submission{Type: typ}, fmt.Sprint(round, " ", n))
 			ids = append(ids, id)
 			j := gone.poll(t.Context(), typ)
 			if j == nil {

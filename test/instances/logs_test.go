@@ -54,7 +54,7 @@ func printed(t *testing.T, enough int64, rules ...faults.Rule) {
 	for round := 0; w.hits(t) < enough; round++ {
 		var ids []string
 		for n := range w.all {
-			ids = append(ids, w.submit(t, t.Context(), shell(script), fmt.Sprint(round, " ", n)))
+			ids = append(ids, w.submit(t.Context(), t, shell(script), fmt.Sprint(round, " ", n)))
 		}
 		for _, id := range ids {
 			j := w.ended(t, id)

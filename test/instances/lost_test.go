@@ -33,7 +33,7 @@ func TestDatabaseIsLost(t *testing.T) {
 	var ids []string
 	submit := func(n int) {
 		for range n {
-			ids = append(ids, w.submit(t, ctx, adminclient.Submission{Type: "work"}, fmt.Sprint(len(ids))))
+			ids = append(ids, w.submit(ctx, t, adminclient.Submission{Type: "work"}, strconv.Itoa(len(ids))))
 		}
 	}
 	for range scaled(1, 10) {

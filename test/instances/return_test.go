@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -26,7 +27,7 @@ func TestJ7ManyReturn(t *testing.T) {
 			back := protocol.NewBackOff(0) // as the real agent's
 			for ctx.Err() == nil {
 				a.polls++
-				_, err := a.c.NextJob(ctx, protocol.PollRequest{PollID: fmt.Sprint(a.polls), Wait: time.Second, Types: []string{"none"}})
+				_, err := a.c.NextJob(ctx, protocol.PollRequest{PollID: strconv.Itoa(a.polls), Wait: time.Second, Types: []string{"none"}})
 				if err == nil {
 					back.Reset()
 				} else if protocol.Pause(ctx, back, err) != nil {

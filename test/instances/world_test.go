@@ -4,10 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -70,7 +70,7 @@ func begin(t *testing.T, config string) *world {
 	})
 	var urls []string
 	for i := range 3 {
-		at := filepath.Join(dir, fmt.Sprint(i))
+		at := filepath.Join(dir, strconv.Itoa(i))
 		if err := errors.Join(os.Mkdir(at, 0o700), os.WriteFile(filepath.Join(at, "admin-token"), []byte(token), 0o600)); err != nil {
 			t.Fatal(err)
 		}
@@ -85,7 +85,7 @@ func begin(t *testing.T, config string) *world {
 		w.all, urls = append(w.all, s), append(urls, s.URL)
 	}
 	w.balancer = newBalancer(t, urls...)
-	if w.Admin, err = adminclient.New(adminclient.Config{URL: w.balancer.URL, Token: token}); err != nil {
+	if w.Admin, err = adminclient.New(adminclient.Config{URL: w.URL, Token: token}); err != nil {
 		t.Fatal(err)
 	}
 	return w
@@ -95,7 +95,7 @@ func (w *world) tails(t *testing.T) {
 	t.Helper()
 	for i := range w.all {
 		for _, name := range []string{"controlplane.log", "agentd.log"} {
-			b, err := os.ReadFile(filepath.Join(w.dir, fmt.Sprint(i), name))
+			b, err := os.ReadFile(filepath.Join(w.dir, strconv.Itoa(i), name))
 			if err == nil {
 				t.Logf("instance %d: %s:\n%s", i, name, b[max(0, len(b)-4<<10):])
 			}
@@ -157,7 +157,7 @@ func (w *world) hits(t *testing.T) (n int64) {
 }
 
 // submit repeats a submission until some instance has it.
-func (w *world) submit(t *testing.T, ctx context.Context, s adminclient.Submission, key string) string {
+func (w *world) submit(ctx context.Context, t *testing.T, s adminclient.Submission, key string) string {
 	t.Helper()
 	s.IdempotencyKey = key
 	if s.Payload == nil {

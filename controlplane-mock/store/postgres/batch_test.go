@@ -1,8 +1,8 @@
 package postgres
 
 import (
-	"fmt"
 	"reflect"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -85,7 +85,7 @@ func TestBatcherBoundsAFlush(t *testing.T) {
 }
 
 func TestBatcherKeepsItemsOfOneKeyApartAndInOrder(t *testing.T) {
-	batching(t, &batcher[int]{most: 10, key: func(i int) string { return fmt.Sprint(i % 10) }}, time.Millisecond, func(add func(...int), _ func(int)) {
+	batching(t, &batcher[int]{most: 10, key: func(i int) string { return strconv.Itoa(i % 10) }}, time.Millisecond, func(add func(...int), _ func(int)) {
 		add(1)
 		add(2, 12, 3, 22, 13)
 	}, []int{1}, []int{2, 3}, []int{12, 13}, []int{22})

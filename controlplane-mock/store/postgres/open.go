@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -96,7 +97,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	p["application_name"] = "agentd-controlplane"
 	p["synchronous_commit"] = "on" // an acknowledged log batch survives a power cut, whatever the database's default is
 	// What an instance that fell silent still holds is let go about when its own calls have given up.
-	p["idle_in_transaction_session_timeout"] = fmt.Sprint(callTime.Milliseconds())
+	p["idle_in_transaction_session_timeout"] = strconv.FormatInt(callTime.Milliseconds(), 10)
 	lc := pc.Copy()
 	lc.MaxConns, lc.MinConns = lazyConns, 0
 	lc.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
