@@ -104,7 +104,7 @@ func benchBeats(ctx context.Context, e env, r *report) (err error) {
 		return err
 	}
 	was := f.Stats()
-	statements, err := in.statements(ctx)
+	statements, wal, err := in.work(ctx)
 	if err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func benchBeats(ctx context.Context, e env, r *report) (err error) {
 		return err
 	}
 	now := f.Stats()
-	statementsNow, err := in.statements(ctx)
+	statementsNow, walNow, err := in.work(ctx)
 	if err != nil {
 		return err
 	}
@@ -130,8 +130,8 @@ func benchBeats(ctx context.Context, e env, r *report) (err error) {
 	}
 	r.value("heartbeats, each held about 3 s", "%9.0f a second", beats/watch.Seconds())
 	r.atMost("statements a heartbeat", "", float64(statementsNow-statements)/beats, 0.1)
-	r.value("CPU of the server", "%9.2f %%", 100*(serversNow-servers)/watch.Seconds())
-	r.value("CPU of PostgreSQL", "%9.2f %%", 100*(databaseNow-database)/watch.Seconds())
+	r.value("write-ahead log a heartbeat", "%9.0f bytes", float64(walNow-wal)/beats)
+	r.value("CPU a heartbeat: server, PostgreSQL", "%s ms", fmt.Sprintf("%9.3f, %.3f", 1000*(serversNow-servers)/beats, 1000*(databaseNow-database)/beats))
 	late := now.HeartbeatsLate
 	r.value("answered later than asked, p99 with the start", "%9.2f ms", float64(late.P99.Microseconds())/1000)
 	return nil

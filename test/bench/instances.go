@@ -80,15 +80,16 @@ func (in *instances) sql(ctx context.Context, statement string) error {
 	return err
 }
 
-// statements is how many the database has executed so far, the questions of this bench left out.
-func (in *instances) statements(ctx context.Context) (n int64, err error) {
+// work is what the database has done so far: statements executed, the questions of this bench left out, and bytes of its log written.
+func (in *instances) work(ctx context.Context) (statements, wal int64, err error) {
 	conn, err := pgx.Connect(ctx, in.pg.URL())
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer conn.Close(ctx) //nolint:errcheck // nothing is lost with it
-	err = conn.QueryRow(ctx, "select coalesce(sum(calls), 0)::bigint from pg_stat_statements where query not like '%pg_stat_statements%'").Scan(&n)
-	return n, err
+	err = conn.QueryRow(ctx, `select coalesce(sum(calls), 0)::bigint, (pg_current_wal_lsn() - '0/0')::bigint
+		from pg_stat_statements where query not like '%pg_stat_statements%'`).Scan(&statements, &wal)
+	return statements, wal, err
 }
 
 // cpu is what the servers, and the database with all that it has ended, have used so far.

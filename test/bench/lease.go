@@ -42,7 +42,7 @@ func leaseOnPostgres(ctx context.Context, e env, r *report) (plain, leased float
 	if err != nil {
 		return 0, 0, err
 	}
-	if leased, err = leaseAll(ctx, in); err != nil {
+	if leased, err = leaseAll(ctx, in, r); err != nil {
 		return 0, 0, err
 	}
 	after, err := plainLoop(ctx, e, in)
@@ -61,7 +61,7 @@ func leaseOnRedka(ctx context.Context, e env, r *report) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, in.stop()) }()
-	n, err := leaseAll(ctx, in)
+	n, err := leaseAll(ctx, in, r)
 	if err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func plainLoop(ctx context.Context, e env, in *instances) (float64, error) {
 }
 
 // leaseAll submits jobs, and then has 64 pollers take them as fast as they can.
-func leaseAll(ctx context.Context, in *instances) (float64, error) {
+func leaseAll(ctx context.Context, in *instances, r *report) (float64, error) {
 	const kind = "lease"
 	f, err := fleet.New(fleet.Config{URLs: in.urls, AdminToken: in.token, Agents: 1, Type: kind})
 	if err != nil {
@@ -122,6 +122,10 @@ func leaseAll(ctx context.Context, in *instances) (float64, error) {
 	var wg sync.WaitGroup
 	var got atomic.Int64
 	faults := make(chan error, leasePollers)
+	servers, database, err := in.cpu()
+	if err != nil {
+		return 0, err
+	}
 	began := time.Now()
 	for i, c := range pollers {
 		wg.Go(func() {
@@ -148,6 +152,12 @@ func leaseAll(ctx context.Context, in *instances) (float64, error) {
 	if n := got.Load(); n < leaseJobs*99/100 || n > leaseJobs {
 		return 0, fmt.Errorf("%d jobs were leased of %d", n, leaseJobs)
 	}
+	serversNow, databaseNow, err := in.cpu()
+	if err != nil {
+		return 0, err
+	}
+	each := func(seconds float64) float64 { return 1000 * seconds / float64(got.Load()) }
+	r.value("CPU a lease: servers, database", "%s ms", fmt.Sprintf("%9.2f, %.2f", each(serversNow-servers), each(databaseNow-database)))
 	return float64(got.Load()) / took.Seconds(), nil
 }
 
