@@ -56,14 +56,15 @@ func (f *Fleet) Run(ctx context.Context) error {
 		}
 	}()
 	linkers := make(chan struct{}, f.cfg.Linkers)
-	var token string
-	for i := range f.cfg.Agents {
-		if i%tokenUses == 0 {
-			var err error
-			if token, err = f.mint(ctx); err != nil {
-				return err
-			}
+	// In turn, so that those who link at the same time don't wait for each other's use of one token.
+	tokens := make([]string, (f.cfg.Agents+tokenUses-1)/tokenUses)
+	for i := range tokens {
+		var err error
+		if tokens[i], err = f.mint(ctx); err != nil {
+			return err
 		}
+	}
+	for i := range f.cfg.Agents {
 		select {
 		case linkers <- struct{}{}:
 		case <-ctx.Done():
@@ -73,7 +74,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		mine := token
+		mine := tokens[i%len(tokens)]
 		agents.Go(func() {
 			err := a.link(ctx, mine)
 			<-linkers
