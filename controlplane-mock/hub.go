@@ -22,10 +22,10 @@ type hub struct {
 	store store.Store
 
 	mu      sync.Mutex
-	waiters map[string]*list.List // guarded by mu; by type, those that wait for longest first; of *waiter
-	pending map[string]struct{}   // guarded by mu; jobs to find a poll for
-	resync  bool                  // guarded by mu
-	kick    chan struct{}         // holds one: pending or resync is set
+	waiters map[string]*list.List   // guarded by mu; by type, those that wait for longest first; of *waiter
+	pending map[string]*store.Wants // guarded by mu; jobs to find a poll for; nil: what they want isn't known
+	resync  bool                    // guarded by mu
+	kick    chan struct{}           // holds one: pending or resync is set
 }
 
 // waiter is one held poll. The poll's goroutine owns it but for what says otherwise.
@@ -42,7 +42,7 @@ type waiter struct {
 const maxPending = 1 << 16
 
 func newHub(s store.Store) *hub {
-	return &hub{store: s, waiters: map[string]*list.List{}, pending: map[string]struct{}{}, kick: make(chan struct{}, 1)}
+	return &hub{store: s, waiters: map[string]*list.List{}, pending: map[string]*store.Wants{}, kick: make(chan struct{}, 1)}
 }
 
 // enlist makes a poll known. From now on it can be woken, so the first look comes after this.
@@ -108,13 +108,13 @@ func (w *waiter) leave(got string, owed ...string) {
 	w.h.mu.Unlock()
 	for _, job := range owed {
 		if job != "" && job != got {
-			w.h.offer(job)
+			w.h.offer(job, nil)
 		}
 	}
 }
 
-// offer asks the hub to find a poll for a job. It never blocks.
-func (h *hub) offer(job string) {
+// offer asks the hub to find a poll for a job; what it wants may be left to the store. It never blocks.
+func (h *hub) offer(job string, wants *store.Wants) {
 	h.mu.Lock()
 	if len(h.waiters) == 0 {
 		// Whoever comes looks first, and finds it.
@@ -122,7 +122,9 @@ func (h *hub) offer(job string) {
 		return
 	}
 	if len(h.pending) < maxPending {
-		h.pending[job] = struct{}{}
+		if wants != nil || h.pending[job] == nil {
+			h.pending[job] = wants
+		}
 	} else {
 		h.resync = true
 	}
@@ -155,14 +157,14 @@ func (h *hub) dispatch(ctx context.Context) {
 		}
 		h.mu.Lock()
 		jobs, resync := h.pending, h.resync
-		h.pending, h.resync = map[string]struct{}{}, false
+		h.pending, h.resync = map[string]*store.Wants{}, false
 		h.mu.Unlock()
 		if resync {
 			h.wakeAll(ctx)
 			continue
 		}
-		for id := range jobs {
-			if !h.wakeOne(ctx, id) {
+		for id, wants := range jobs {
+			if !h.wakeOne(ctx, id, wants) {
 				h.lookAgain()
 				break
 			}
@@ -171,23 +173,26 @@ func (h *hub) dispatch(ctx context.Context) {
 }
 
 // wakeOne wakes the poll that has waited longest among those that match. It is false if the store couldn't say what the job wants.
-func (h *hub) wakeOne(ctx context.Context, id string) bool {
-	job, err := h.store.Job(ctx, id)
-	switch {
-	case errors.Is(err, store.ErrNotFound), err == nil && job.Status != store.Pending:
-		return true
-	case err != nil:
-		return ctx.Err() != nil
+func (h *hub) wakeOne(ctx context.Context, id string, wants *store.Wants) bool {
+	if wants == nil {
+		job, err := h.store.Job(ctx, id)
+		switch {
+		case errors.Is(err, store.ErrNotFound), err == nil && job.Status != store.Pending:
+			return true
+		case err != nil:
+			return ctx.Err() != nil
+		}
+		wants = store.WantsOf(&job.NewJob)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	l := h.waiters[job.Type]
+	l := h.waiters[wants.Type]
 	if l == nil {
 		return true
 	}
 	for e := l.Front(); e != nil; e = e.Next() {
 		w := e.Value.(*waiter) //nolint:forcetypeassert // the list holds nothing else
-		if w.matches(job) {
+		if w.matches(wants) {
 			w.remove() // before the send: a waiter in the lists has room for one wake
 			w.wake <- id
 			return true
@@ -196,7 +201,7 @@ func (h *hub) wakeOne(ctx context.Context, id string) bool {
 	return true
 }
 
-func (w *waiter) matches(job store.Job) bool {
+func (w *waiter) matches(job *store.Wants) bool {
 	return (job.AgentID == "" || job.AgentID == w.agent) && hasLabels(w.labels, job.Labels)
 }
 

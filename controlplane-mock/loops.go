@@ -52,7 +52,7 @@ func (s *Server) watchLoop(ctx context.Context) {
 func (s *Server) onEvent(e store.Event) {
 	switch e.Kind {
 	case store.EventJobPending:
-		s.hub.offer(e.JobID)
+		s.hub.offer(e.JobID, e.Wants)
 		s.topics.publish(jobTopic(e.JobID))
 	case store.EventJobChanged:
 		s.topics.publish(jobTopic(e.JobID))

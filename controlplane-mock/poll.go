@@ -173,7 +173,7 @@ func (s *Server) pollAgain(c *call, p *poll, w *waiter) error {
 	}
 	// What came for its old labels goes to whoever matches now.
 	for _, job := range w.again(&c.auth.Agent) {
-		s.hub.offer(job)
+		s.hub.offer(job, nil)
 	}
 	return nil
 }

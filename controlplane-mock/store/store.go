@@ -95,7 +95,19 @@ type Event struct {
 	JobID   string
 	Attempt int64
 	AgentID string
+	// Wants says what a pending job wants of an agent: it never changes. Nil: whoever needs to know asks the store.
+	Wants *Wants `json:",omitzero"`
 }
+
+// Wants is which agents may lease a job.
+type Wants struct {
+	Type    string
+	AgentID string            `json:",omitzero"` // empty: any
+	Labels  map[string]string `json:",omitzero"` // that the agent must all have
+}
+
+// WantsOf is what n wants.
+func WantsOf(n *NewJob) *Wants { return &Wants{n.Type, n.AgentID, n.Labels} }
 
 // ---------------------------------------------------------------- identities
 

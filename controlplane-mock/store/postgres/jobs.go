@@ -97,7 +97,7 @@ func (s *Store) alter(ctx context.Context, id string, f func(r *row) (changed bo
 		}
 		if written && r.st.Status == store.Pending {
 			// Also if it was pending before: a poll may have passed over the row while we held it.
-			events = append(events, store.Event{Kind: store.EventJobPending, JobID: id})
+			events = append(events, store.Event{Kind: store.EventJobPending, JobID: id, Wants: store.WantsOf(&r.spec)})
 		}
 	}
 	s.tell(append(events, store.Event{Kind: store.EventJobChanged, JobID: id})...)
@@ -184,7 +184,7 @@ func (s *Store) Submit(ctx context.Context, n store.NewJob) (store.Job, bool, er
 		) select created_at from j`,
 		n.ID, n.Type, n.AgentID, labelsOf(n.Labels), idem, n.BodySum[:], n.Grace.Microseconds(), string(st.Status), state, specDoc, []byte(n.Payload)).Scan(&r.created)
 	if err == nil {
-		s.tell(store.Event{Kind: store.EventJobPending, JobID: n.ID})
+		s.tell(store.Event{Kind: store.EventJobPending, JobID: n.ID, Wants: store.WantsOf(&n)})
 		r.created = r.created.UTC()
 		return r.job(), true, nil
 	}

@@ -20,6 +20,8 @@ const (
 	noticeGap = 2 * time.Millisecond
 	// maxNotice bounds a notification's text; PostgreSQL's limit is 8000 bytes.
 	maxNotice = 7500
+	// maxEvent bounds what of that one event takes.
+	maxEvent = 1000
 	// slowPoll is how often Watch asks for what a notice may have been lost of (the instance that owed it died), and
 	// whether its own connection still hears.
 	slowPoll = 5 * time.Second
@@ -64,8 +66,8 @@ func (w *watchers) tell(events ...store.Event) {
 
 // notice is a notification's text.
 type notice struct {
-	From   string        `json:"from"`
-	Events []store.Event `json:"events"`
+	From   string            `json:"from"`
+	Events []json.RawMessage `json:"events"` // of store.Event
 }
 
 // tell announces changes that are committed: to this instance's watchers now, to the others by NOTIFY soon after. Not in
@@ -113,27 +115,37 @@ func (s *Store) notes(events []store.Event) []string {
 	n := notice{From: s.instance}
 	size := 0
 	flush := func() {
-		raw, err := json.Marshal(n)
-		if err != nil {
-			panic("BUG: an event that is not JSON: " + err.Error())
-		}
-		notes, n.Events, size = append(notes, string(raw)), nil, 0
+		notes, n.Events, size = append(notes, string(mustJSON(n))), nil, 0
 	}
 	seen := map[store.Event]struct{}{}
 	for _, e := range events {
-		if _, twice := seen[e]; twice {
+		bare := e
+		bare.Wants = nil
+		if _, twice := seen[bare]; twice {
 			continue
 		}
-		seen[e] = struct{}{}
-		const overhead = 150 // names, punctuation and numbers
-		if more := overhead + len(e.JobID) + len(e.AgentID); size+more > maxNotice-overhead {
+		seen[bare] = struct{}{}
+		raw := mustJSON(e)
+		if len(raw) > maxEvent { // many labels: the others ask the store
+			raw = mustJSON(bare)
+		}
+		const around = 100 // what the notice itself takes
+		if size+len(raw)+1 > maxNotice-around {
 			flush()
 		}
-		n.Events = append(n.Events, e)
-		size += overhead + len(e.JobID) + len(e.AgentID)
+		n.Events = append(n.Events, raw)
+		size += len(raw) + 1
 	}
 	flush()
 	return notes
+}
+
+func mustJSON(v any) []byte {
+	raw, err := json.Marshal(v)
+	if err != nil {
+		panic("BUG: an event that is not JSON: " + err.Error())
+	}
+	return raw
 }
 
 // Watch listens until ctx ends, on a connection of its own that it makes again when it is lost. Meanwhile it looks after the
@@ -203,7 +215,10 @@ func (s *Store) await(ctx context.Context, conn *pgx.Conn, until time.Time) erro
 		}
 		return nil
 	}
-	var got notice
+	var got struct {
+		From   string
+		Events []store.Event
+	}
 	if json.Unmarshal([]byte(n.Payload), &got) != nil {
 		got.Events = []store.Event{{Kind: store.EventResync}} // a newer instance's kind of notice
 	}

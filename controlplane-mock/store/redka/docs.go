@@ -138,7 +138,7 @@ func (s *Store) putJob(tx *redkadb.Tx, old *job, st rules.State) error {
 	s.stage(old.with(st))
 	s.over.events = append(s.over.events, store.Event{Kind: store.EventJobChanged, JobID: id})
 	if st.Status == store.Pending && old.state.Status != store.Pending {
-		s.over.events = append(s.over.events, store.Event{Kind: store.EventJobPending, JobID: id})
+		s.over.events = append(s.over.events, store.Event{Kind: store.EventJobPending, JobID: id, Wants: store.WantsOf(old.spec)})
 	}
 	return nil
 }

@@ -83,7 +83,7 @@ func (s *Store) insert(tx *redkadb.Tx, n store.NewJob) error {
 		}
 	}
 	s.stage(fromDocs(&d, st))
-	s.over.events = append(s.over.events, store.Event{Kind: store.EventJobPending, JobID: n.ID})
+	s.over.events = append(s.over.events, store.Event{Kind: store.EventJobPending, JobID: n.ID, Wants: store.WantsOf(&n)})
 	return nil
 }
 

@@ -2,13 +2,17 @@ package storetest
 
 import (
 	"context"
+	"fmt"
+	"reflect"
+	"strings"
 	"sync"
 
 	"agentd/agent/protocol"
 	"agentd/controlplane-mock/store"
 )
 
-// watch collects events until the test ends, and answers a function that waits for one.
+// watch collects events until the test ends, and answers a function that waits for one. What an event says that a job wants
+// is compared when the event comes with it.
 func (e *env) watch() (await func(want store.Event)) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	events := make(chan store.Event, 1000)
@@ -23,7 +27,10 @@ func (e *env) watch() (await func(want store.Event)) {
 	await = func(want store.Event) {
 		e.Helper()
 		for got := range events {
-			if got == want {
+			if got.Wants != nil && want.Wants == nil {
+				got.Wants = nil
+			}
+			if reflect.DeepEqual(got, want) {
 				return
 			}
 		}
@@ -75,6 +82,44 @@ var storeRules = []rule{
 		e.ok(err)
 		await(store.Event{Kind: store.EventAgentChanged, AgentID: agent})
 		e.ok(e.Ping(e.ctx))
+	}},
+	{"an event says what a pending job wants, or nothing", func(e *env) {
+		var events sync.Map
+		ctx, cancel := context.WithCancel(e.ctx)
+		var wg sync.WaitGroup
+		s, told := e.Store, make(chan string, 1000)
+		wg.Go(func() {
+			_ = s.Watch(ctx, func(ev store.Event) {
+				if ev.Kind == store.EventJobPending {
+					events.Store(ev.JobID, ev.Wants)
+				}
+				told <- ev.JobID
+			})
+		})
+		e.Cleanup(func() { cancel(); wg.Wait() })
+		<-told // the first resync
+		for _, labels := range []int{0, 3, 64} {
+			want := store.Wants{Type: "x", AgentID: "agent_7"}
+			if labels > 0 {
+				want.Labels = map[string]string{}
+			}
+			for i := range labels {
+				want.Labels[fmt.Sprintf("label %0100d", i)] = strings.Repeat("v", 100)
+			}
+			id := e.submit(func(n *store.NewJob) { n.AgentID, n.Labels = want.AgentID, want.Labels })
+			for got := range told {
+				if got == id {
+					break
+				}
+			}
+			got, ok := events.Load(id)
+			if !ok {
+				e.Fatalf("no event of a pending job with %d labels", labels)
+			}
+			if got := got.(*store.Wants); got != nil && !reflect.DeepEqual(*got, want) {
+				e.Fatalf("got %+v, want %+v", *got, want)
+			}
+		}
 	}},
 	{"a closed store says so", func(e *env) {
 		id := e.submit()
