@@ -39,10 +39,11 @@ func TestNextEpochIsMadeAhead(t *testing.T) {
 	if n := unsealed(src); n != 1 {
 		t.Fatalf("%d open epochs after a megabyte, want 1", n)
 	}
-	r.fill("a/1", 100, 20, 10, size) // more than half of it
+	const full = 52 // of about 5.4 MB, nine tenths
+	r.fill("a/1", 100, full-10, 10, size)
 	r.prepared()
 	if n := unsealed(src); n != 2 {
-		t.Fatalf("%d open epochs when one is half full, want the next one, too", n)
+		t.Fatalf("%d open epochs when one is nearly full, want the next one, too", n)
 	}
 	if st := r.Stats(); st.Epochs != 1 || st.DiskUsed < 2*8<<20 {
 		t.Fatalf("%+v, want one epoch, and the space of two", st)
@@ -50,13 +51,13 @@ func TestNextEpochIsMadeAhead(t *testing.T) {
 	dir := filepath.Join(fastDir(t), "killed")
 	copyTree(t, src, dir)
 	k := start(t, Config{Dir: dir, MaxSize: 64 << 20, EpochSize: 8 << 20})
-	k.expect("a/1", 0, 300, size)
+	k.expect("a/1", 0, 10*full, size)
 	if st := k.Stats(); st.Epochs != 1 || st.Corrupt+uint64(st.Quarantined) != 0 {
 		t.Fatalf("after a kill: %+v", st)
 	}
 	k.stop()
 
-	r.fill("a/1", 300, 90, 10, size) // through several changes of epochs
+	r.fill("a/1", 10*full, 120-full, 10, size) // through several changes of epochs
 	r.expect("a/1", 0, 1200, size)
 	r.Ack("a/1", 1200)
 	r.stop()
@@ -71,12 +72,12 @@ func TestNextEpochTakesNobodysRoom(t *testing.T) {
 	dir := fastDir(t)
 	r := start(t, Config{Dir: dir, MaxSize: 20 << 20, EpochSize: 8 << 20})
 	const size = 100 << 10
-	r.fill("a/1", 0, 40, 10, size)
+	r.fill("a/1", 0, 52, 10, size)
 	r.prepared()
 	if n := unsealed(dir); n != 1 {
 		t.Fatalf("%d open epochs under a cap of two and a half, want 1", n)
 	}
-	r.fill("a/1", 400, 40, 10, size)
+	r.fill("a/1", 520, 28, 10, size)
 	r.expect("a/1", 0, 800, size)
 	if used := diskUsage(dir); used > 20<<20 {
 		t.Fatalf("%d bytes used", used)

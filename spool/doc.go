@@ -12,7 +12,8 @@
 //	                      │               └──── was damaged ─────┼──► quarantine
 //	                      └─ full, no room to close ─► lingering ┘
 //
-// No value is ever deleted, rewritten or collected: space comes back as a directory.
+// No value is ever deleted, rewritten or collected: space comes back as a directory. The next epoch is
+// made when the open one is nearly full, and a full one is sealed beside it, so that Append waits for neither.
 //
 // # What badger does here, and what it doesn't
 //

@@ -45,6 +45,7 @@ var sections = []section{
 	{"flood", "one job flat out, through agent and control plane", benchFlood},
 	{"query", "a person asks, and waits for the page", benchQuery},
 	{"redact", "a flood with secrets to look for", benchRedact},
+	{"spill", "the spool beside a plain file", benchSpill},
 	{"outage", "a backlog: spill, start, drain", benchOutage},
 	{"lease", "jobs go out to 64 pollers over three instances, beside a plain loop in pgbench", benchLease},
 	{"agents", "10,000 idle agents on one instance", benchAgents},
