@@ -191,7 +191,7 @@ func pickup(ctx context.Context, in *instances, r *report) error {
 	}
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	p := f.Stats().Pickup
-	what := fmt.Sprintf("submitted → picked up at 50/s, %s", in.kindOf())
+	what := "submitted → picked up at 50/s, " + in.kindOf()
 	r.value(fmt.Sprintf("%s, p50 of %d", what, p.Count), "%9.2f ms", ms(p.P50))
 	r.atMost(what+", p99", "ms", ms(p.P99), 30)
 	return nil
