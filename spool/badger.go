@@ -53,7 +53,7 @@ const (
 func layoutFor(size int64) layout {
 	l := layout{
 		discard: discardSize,
-		wal:     min(max(size/16, 1<<20), 8<<20),
+		wal:     min(max(size/32, 1<<20), 4<<20), // badger takes half as much again for its memtable, and two epochs may be open
 		ballast: min(max(size/32, 512<<10), 4<<20),
 	}
 	l.vlog = size - l.discard - l.wal - l.ballast - smallFiles
