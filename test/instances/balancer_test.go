@@ -70,7 +70,11 @@ func newBalancer(t *testing.T, urls ...string) *balancer {
 	}
 	srv := httptest.NewServer(proxy)
 	srv.Config.ErrorLog = proxy.ErrorLog
-	t.Cleanup(func() { srv.CloseClientConnections(); srv.Close(); transport.CloseIdleConnections() })
+	t.Cleanup(func() {
+		_ = srv.Config.Close() // those who still poll don't come back while it closes
+		srv.Close()
+		transport.CloseIdleConnections()
+	})
 	b.URL = srv.URL
 	return b
 }
