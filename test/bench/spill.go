@@ -48,7 +48,7 @@ func benchSpill(ctx context.Context, e env, r *report) (err error) {
 	n := int64(0)
 	for size := 0; size < e.mb*1e6; size += spillStretch {
 		for range spillStretch / spillBatch / spillBatches {
-			rnd.Read(data)
+			_, _ = rnd.Read(data) // it never fails
 			batches := make([]spool.Batch, spillBatches)
 			for i := range batches {
 				batches[i] = spool.Batch{Attempt: id, First: n, Count: 1, Data: data}
@@ -61,7 +61,7 @@ func benchSpill(ctx context.Context, e env, r *report) (err error) {
 			spooled = append(spooled, time.Since(began))
 		}
 		for range spillStretch / spillBatch / spillBatches {
-			rnd.Read(data)
+			_, _ = rnd.Read(data) // it never fails
 			began := time.Now()
 			for range spillBatches {
 				if _, err := f.Write(data); err != nil {
