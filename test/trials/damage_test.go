@@ -71,12 +71,12 @@ func (d *damaging) parts() []string {
 func (w *world) abandonedBacklog(t *testing.T) (ids []string, all []work) {
 	t.Helper()
 	w.faults(t, logsAway, logsAwayToo)
-	print := func(does work) work {
+	begin := func(does work) work {
 		ids = append(ids, w.print(t, adminclient.Submission{MaxAttempts: 1}, &does))
 		all = append(all, does)
 		return does
 	}
-	first := print(work{Lines: 5000, Size: 200, Burst: 50})
+	first := begin(work{Lines: 5000, Size: 200, Burst: 50})
 	until(t, "the first backlog is spooled", func() bool {
 		st := w.status(t)
 		return first.truth(t).Printed && len(st.Jobs) == 0 && st.Logs.Spool >= 5000 && st.Logs.Memory == 0
@@ -84,8 +84,8 @@ func (w *world) abandonedBacklog(t *testing.T) (ids []string, all []work) {
 	w.stopAgent(t) // which seals an epoch
 	w.launch(t)
 	w.status(t)
-	second := print(work{Lines: 12_000, Size: 200, Burst: 50, Wait: true})
-	third := print(work{Size: 100, Burst: 20, Pause: 3})
+	second := begin(work{Lines: 12_000, Size: 200, Burst: 50, Wait: true})
+	third := begin(work{Size: 100, Burst: 20, Pause: 3})
 	until(t, "the second backlog is spooled", func() bool { return second.truth(t).Printed && w.status(t).Logs.Spool >= 17_000 })
 	until(t, "something is in memory", func() bool { st := w.status(t); return third.truth(t).Read > 0 && st.Logs.Memory > 0 })
 	w.killAgent(t)

@@ -116,8 +116,8 @@ var storeRules = []rule{
 			if !ok {
 				e.Fatalf("no event of a pending job with %d labels", labels)
 			}
-			if got := got.(*store.Wants); got != nil && !reflect.DeepEqual(*got, want) {
-				e.Fatalf("got %+v, want %+v", *got, want)
+			if wants, ok := got.(*store.Wants); !ok || wants != nil && !reflect.DeepEqual(*wants, want) {
+				e.Fatalf("got %+v, want %+v", got, want)
 			}
 		}
 	}},
