@@ -276,6 +276,29 @@ func TestOnlyFreeSlotsAreDemand(t *testing.T) {
 	})
 }
 
+// A poll takes a slot while it is under way, and none while it waits to be tried again.
+func TestRunningJobsAreCountedWhilePollsFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{MaxJobs: 3})
+		w.Handle("t", takes(time.Hour))
+		w.plane.submit("a")
+		w.plane.poll = func(n int, _ time.Duration) error {
+			if n > 1 {
+				return errAway
+			}
+			return nil
+		}
+		w.begin(t)
+		for range 100 {
+			wait(time.Second)
+			if st := w.Status(); st.Running != 1 {
+				t.Fatalf("%d running, want 1; polls failed %d times", st.Running, st.Polls.Failing)
+			}
+		}
+		w.end(t)
+	})
+}
+
 func TestPollIDsAreNewAfterAnAnswerOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, Config{})

@@ -28,7 +28,7 @@ type Status struct {
 	Polls     PollStatus        `json:"polls"`
 	Lateness  LatenessStatus    `json:"heartbeats"`
 	MaxJobs   int               `json:"maxJobs"`
-	Running   int               `json:"running"`   // slots taken by attempts
+	Running   int               `json:"running"`   // attempts that are offered or running
 	Reporting int               `json:"reporting"` // outcomes that the control plane hasn't acknowledged
 	Jobs      []JobStatus       `json:"jobs"`
 	Logs      shipper.Stats     `json:"logs"`
@@ -79,19 +79,18 @@ func (a *Agent) Status() Status {
 		Name: a.cfg.Name, Version: a.cfg.Version, PID: os.Getpid(), Server: a.cfg.Server, AgentID: id.AgentID,
 		Labels: maps.Clone(a.labels), Types: a.typesLocked(),
 		Link:  LinkStatus{State: id.State, Detail: id.Words, ServerID: id.ServerID, KeyExpiresInMs: id.KeyLeftMs},
-		Polls: a.polls, Lateness: a.late, MaxJobs: a.maxJobs, Running: a.slots, Logs: stats, Jobs: []JobStatus{}, Faults: []string{},
+		Polls: a.polls, Lateness: a.late, MaxJobs: a.maxJobs, Logs: stats, Jobs: []JobStatus{}, Faults: []string{},
 	}
 	if !a.began.IsZero() {
 		s.UpForMs = time.Since(a.began).Milliseconds()
-	}
-	if a.polls.Waiting == "" && a.slots > 0 {
-		s.Running-- // the slot that the poll under way keeps free for its answer
 	}
 	s.Reporting = a.owed
 	for _, k := range slices.Sorted(maps.Keys(a.attempts)) {
 		r := a.attempts[k]
 		if r.state == "reporting" {
 			s.Reporting++
+		} else {
+			s.Running++
 		}
 		j := JobStatus{Job: r.job.ID, Attempt: r.job.Attempt, Type: r.job.Type, State: r.state, ForMs: time.Since(r.since).Milliseconds()}
 		if st, ok := a.logs.AttemptStats(r.job.ID, r.job.Attempt); ok {
