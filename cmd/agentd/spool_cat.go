@@ -221,7 +221,7 @@ func (p *progress) add(n int) {
 		return
 	}
 	p.last = time.Now()
-	fmt.Fprintf(p.w, "\r%s: %s of %s\x1b[K", p.what, size(p.bytes), size(p.total))
+	fmt.Fprintf(p.w, "\r%s: %s of %s\x1b[K", p.what, roughly(p.bytes), roughly(p.total))
 }
 
 func (p *progress) end() {

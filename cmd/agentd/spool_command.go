@@ -79,7 +79,7 @@ func (c *cli) spoolLsCommand() *cobra.Command {
 				if l.Reason != "" {
 					state += fmt.Sprintf(" (%s: %s)", l.ID, l.Reason)
 				}
-				fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%s\t%v\n", l.Job, l.Attempt, state, l.Lines, size(l.Bytes), ms(l.AgeMs))
+				fmt.Fprintf(t, "%s\t%d\t%s\t%d\t%s\t%v\n", l.Job, l.Attempt, state, l.Lines, roughly(l.Bytes), ms(l.AgeMs))
 			}
 			return t.Flush()
 		},
@@ -172,13 +172,13 @@ type spoolStat struct {
 func (st *spoolStat) print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "agent\t%s\n", st.Agent)
-	fmt.Fprintf(t, "waiting\t%d batches, %s\n", st.Batches, size(st.Bytes))
-	fmt.Fprintf(t, "disk\t%s used in %d epochs, %s of %s free\n", size(st.DiskUsed), st.Epochs, size(st.DiskFree), size(st.DiskTotal))
+	fmt.Fprintf(t, "waiting\t%d batches, %s\n", st.Batches, roughly(st.Bytes))
+	fmt.Fprintf(t, "disk\t%s used in %s, %s of %s free\n", roughly(st.DiskUsed), count(st.Epochs, "epoch"), roughly(st.DiskFree), roughly(st.DiskTotal))
 	if st.Full {
 		fmt.Fprintf(t, "full\tnothing more fits for now\n")
 	}
 	fmt.Fprintf(t, "dead letters\t%d\n", st.DeadLetters)
-	fmt.Fprintf(t, "quarantine\t%s\n", size(st.Quarantined))
+	fmt.Fprintf(t, "quarantine\t%s\n", roughly(st.Quarantined))
 	for _, d := range st.Damage {
 		fmt.Fprintf(t, "damage\t%s\n", d)
 	}

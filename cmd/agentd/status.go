@@ -129,7 +129,7 @@ func show(w io.Writer, st *agent.Status) error {
 	p("polls\t%s", polls)
 	p("heartbeats\t%d answered, the last %v late, the worst %v", st.Lateness.Count, st.Lateness.Last.Round(time.Millisecond), st.Lateness.Worst.Round(time.Millisecond))
 	p("types\t%s", or(strings.Join(st.Types, ", "), "none"))
-	p("memory\t%d of %d bytes of queue", st.Logs.MemoryUsed, st.Logs.MemorySize)
+	p("memory\t%s of %s of queue", roughly(st.Logs.MemoryUsed), roughly(st.Logs.MemorySize))
 	for _, f := range st.Faults {
 		p("fault\t%s", f)
 	}
