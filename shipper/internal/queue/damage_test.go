@@ -61,8 +61,8 @@ func TestC2C4DamagedQueue(t *testing.T) {
 	}
 }
 
-// check says that nothing wrong is found: every batch is one that was put in, at its numbers, and
-// every run is a stretch of what was read.
+// check says that nothing wrong is found: every batch is one that was put in, at its numbers, every run is a stretch
+// of what was read, and where something is missing, that is said.
 func (s sample) check(t testing.TB, found Found) {
 	t.Helper()
 	for _, a := range found.Attempts {
@@ -86,6 +86,14 @@ func (s sample) check(t testing.TB, found Found) {
 					t.Fatalf("stream %d: found a run that never was: %q", stream, r.Data)
 				}
 			}
+		}
+		missing, lost := 0, 0
+		for stream := range s.want[i].raw {
+			got, n := content(a, stream)
+			missing, lost = missing+len(s.want[i].raw[stream])-len(got), lost+n
+		}
+		if missing > 0 && lost == 0 {
+			t.Fatalf("%s: %d bytes are missing, and nothing says so", a.JobID, missing)
 		}
 	}
 }
@@ -199,5 +207,39 @@ func TestDamagedPagesAreKeptOnce(t *testing.T) {
 	var info unix.Stat_t
 	if err := unix.Stat(kept[0], &info); err != nil || info.Blocks*512 > sampleSize/8 {
 		t.Errorf("the copy takes %d bytes, %v; want the damaged page, slots and superblocks", info.Blocks*512, err)
+	}
+}
+
+// Whatever page it is whose header can't be read, or behind which the file was cut, what is missing is owned up to.
+func TestNoHoleAtAnEndIsSilent(t *testing.T) {
+	s := fill(t, 4, 9000)
+	whole, err := os.ReadFile(s.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lay := newLayout(sampleSize)
+	for i := range lay.pages {
+		at := lay.pageAt(i)
+		if load(whole[at:]) == kindFree {
+			continue
+		}
+		flipped := bytes.Clone(whole)
+		flipped[at+16] ^= 1
+		for _, b := range [][]byte{flipped, whole[:at], whole[:at+100], whole[:at+int64(lay.pageSize)]} {
+			if err := os.WriteFile(s.path, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			q, found, err := Open(s.path, Options{Size: sampleSize})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if found.Damage == 0 {
+				t.Errorf("page %d: damage wasn't noticed", i)
+			}
+			s.check(t, found)
+			if err := q.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }

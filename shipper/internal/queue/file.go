@@ -96,7 +96,7 @@ func (q *File) load(path string, o Options) (Found, error) {
 		if err := q.mapFile(lay); err != nil {
 			return found, err
 		}
-		img := parse(q.mem, lay, lay.boot == boot)
+		img := parse(q.mem, info.Size(), lay, lay.boot == boot)
 		if len(img.attempts) == 0 && img.damage == 0 && lay.size != o.Size&^(osPage-1) {
 			break // empty, and of another size: made anew below
 		}

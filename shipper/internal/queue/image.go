@@ -27,6 +27,7 @@ type image struct {
 	damage   int          // things that should have been readable and weren't
 	bad      map[int]bool // pages that they lie in, or may lie in
 	badSlots map[int]bool
+	orphans  int // pages in use that can't be read any more: nobody can say whose they are
 }
 
 type imaged struct {
@@ -48,9 +49,9 @@ type rawImage struct {
 	end     int64
 }
 
-// parse reads mem, which may be shorter than the layout says, and anything but well formed.
+// parse reads mem, of which the file had only the first size bytes, and which may be anything but well formed.
 // trustIntents says that mem is the very memory that the process left, not what a disk kept of it.
-func parse(mem []byte, lay layout, trustIntents bool) *image {
+func parse(mem []byte, size int64, lay layout, trustIntents bool) *image {
 	img := &image{lay: lay, bad: map[int]bool{}, badSlots: map[int]bool{}}
 	bySlot := map[int]*imaged{}
 	for i := range lay.slots {
@@ -90,7 +91,21 @@ func parse(mem []byte, lay layout, trustIntents bool) *image {
 			img.walkRaw(mem, a, i, trustIntents)
 		}
 	}
+	if img.orphans > 0 || size < lay.size {
+		img.loseEnds()
+	}
 	return img
+}
+
+// loseEnds says of each attempt that its end may be lost. Pages in the middle are missed by those behind them; the last one of a stream
+// is missed by nothing, so where pages went whose owner can't be told, it may have been anybody's.
+func (img *image) loseEnds() {
+	img.damage++
+	for _, a := range img.attempts {
+		r := &a.raw[0]
+		r.runs = append(r.runs, Run{Pos: r.end, Lost: true, page: -1})
+		r.end++ // so that what is lost can be used up, and isn't found lost again
+	}
 }
 
 func (img *image) findPages(mem []byte, bySlot map[int]*imaged) {
@@ -108,6 +123,9 @@ func (img *image) findPages(mem []byte, bySlot map[int]*imaged) {
 		a := bySlot[id.slot]
 		if !ok || a == nil || a.gen != id.gen {
 			// Free, damaged, or left over from an attempt that has ended.
+			if !ok && id.kind != kindFree {
+				img.orphans++
+			}
 			if !ok && id.kind != kindFree || ok && img.badSlots[id.slot] {
 				img.bad[i] = true
 			}

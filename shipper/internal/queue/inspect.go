@@ -34,7 +34,7 @@ func Inspect(path string) ([]Inspected, error) {
 	if err != nil {
 		return nil, fmt.Errorf("queue: inspect %s: %w", path, err)
 	}
-	img := parse(mem, lay, lay.boot == bootID())
+	img := parse(mem, int64(len(mem)), lay, lay.boot == bootID())
 	var out []Inspected
 	for _, m := range img.attempts {
 		in := Inspected{Ident: m.id, Next: m.st.next, Closed: m.st.closed, Parts: m.st.part, Used: m.st.used}

@@ -275,6 +275,6 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		parse(b, lay, true)
+		parse(b, int64(len(b)), lay, true)
 	})
 }
