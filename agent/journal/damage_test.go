@@ -113,6 +113,42 @@ func TestDamageIsReportedAndNeverBelieved(t *testing.T) {
 	check("slot 1 in slot 0's place", swapped)
 }
 
+// What is left of an attempt says that it had not begun; what is damaged may have said that it had.
+func TestDamagedStartIsNotTakenForNone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	j := open(t, path, 1)
+	e := entry(1)
+	if err := j.Begin(e); err != nil {
+		t.Fatal(err)
+	}
+	began := j.slots[0].half
+	if err := j.SetProc(e.JobID, e.Attempt, Proc{PID: 7}, e.AcceptedAt); err != nil {
+		t.Fatal(err)
+	}
+	latest := j.slots[0].half
+	j.Close()
+	sound, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]struct {
+		half  int
+		known bool // the process
+	}{"the start": {latest, false}, "what was before": {began, true}} {
+		data := bytes.Clone(sound)
+		data[halfOffset(0, c.half)+halfHeader+3] ^= 1
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		j := open(t, path, 1)
+		got := j.Entries()
+		if len(got) != 1 || got[0].StartedAt.IsZero() || (got[0].Proc.PID != 0) != c.known {
+			t.Errorf("%s is damaged: %+v, want one entry that may have run", what, got)
+		}
+		j.Close()
+	}
+}
+
 func TestAnotherVersionIsNotTouched(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	open(t, path, 1).Close()

@@ -29,7 +29,7 @@ type Entry struct {
 	// BootID of the host when the attempt was accepted: another one at start means a reboot ended it.
 	BootID     string    `json:"bootId"`
 	AcceptedAt time.Time `json:"acceptedAt,omitzero"`
-	StartedAt  time.Time `json:"startedAt,omitzero"` // zero: the command never ran
+	StartedAt  time.Time `json:"startedAt,omitzero"` // zero: the command never ran, for certain
 	Proc       Proc      `json:"proc,omitzero"`
 	Log        LogState  `json:"log,omitzero"`
 	// Completion is set once the attempt has ended; the entry stays until the server has settled it.

@@ -146,7 +146,7 @@ func (j *Journal) load() error {
 func (j *Journal) loadSlot(i int) error {
 	s := &j.slots[i]
 	*s = slot{}
-	copied := true
+	damaged, copied := false, true
 	for half := range 2 {
 		at := halfOffset(i, half)
 		seq, entry, err := decodeHalf(newHalfReader(j.dev, i, half), i, half)
@@ -163,6 +163,7 @@ func (j *Journal) loadSlot(i int) error {
 		if _, ok := errors.AsType[*fs.PathError](err); ok {
 			return err // the disk doesn't answer: this is no damage that we could judge
 		}
+		damaged = true
 		d := Damage{Slot: i, What: fmt.Sprintf("half %d: %v", half, err)}
 		d.Copy, err = setAside(j.path, j.dev, "slot"+strconv.Itoa(i)+"-"+strconv.Itoa(half), at, halfSize)
 		j.damage = append(j.damage, d)
@@ -173,6 +174,11 @@ func (j *Journal) loadSlot(i int) error {
 		if err := j.write(make([]byte, halfHeader), at); err != nil {
 			return err
 		}
+	}
+	// The half that can't be read may have said that the command ran: whoever believed that it never did would give the
+	// job to another agent, and it would run twice.
+	if e := s.entry; damaged && e != nil && e.StartedAt.IsZero() {
+		e.StartedAt = e.AcceptedAt
 	}
 	// Nothing of it can be read and nothing could be kept: left alone until there is room for a copy.
 	s.aside = s.seq == 0 && !copied
