@@ -131,19 +131,27 @@ func TestDamagedStartIsNotTakenForNone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for what, c := range map[string]struct {
-		half  int
-		known bool // the process
-	}{"the start": {latest, false}, "what was before": {began, true}} {
+	flipped := func(half int) []byte {
 		data := bytes.Clone(sound)
-		data[halfOffset(0, c.half)+halfHeader+3] ^= 1
+		data[halfOffset(0, half)+halfHeader+3] ^= 1
+		return data
+	}
+	for what, c := range map[string]struct {
+		data  []byte
+		known bool // the process
+	}{
+		"the start is damaged":       {flipped(latest), false},
+		"what was before is damaged": {flipped(began), true},
+		"the file was cut":           {sound[:halfOffset(0, max(began, latest))], latest < began},
+	} {
+		data := c.data
 		if err := os.WriteFile(path, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		j := open(t, path, 1)
 		got := j.Entries()
 		if len(got) != 1 || got[0].StartedAt.IsZero() || (got[0].Proc.PID != 0) != c.known {
-			t.Errorf("%s is damaged: %+v, want one entry that may have run", what, got)
+			t.Errorf("%s: %+v, want one entry that may have run", what, got)
 		}
 		j.Close()
 	}

@@ -135,18 +135,19 @@ func (j *Journal) shape(f *os.File, size int64, want int) error {
 
 // load reads every slot; what is damaged is set aside.
 func (j *Journal) load() error {
+	cut := len(j.damage) > 0 // or the header is damaged: what reads as blank may be what is missing
 	for i := range j.slots {
-		if err := j.loadSlot(i); err != nil {
+		if err := j.loadSlot(i, cut); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (j *Journal) loadSlot(i int) error {
+func (j *Journal) loadSlot(i int, damaged bool) error {
 	s := &j.slots[i]
 	*s = slot{}
-	damaged, copied := false, true
+	copied := true
 	for half := range 2 {
 		at := halfOffset(i, half)
 		seq, entry, err := decodeHalf(newHalfReader(j.dev, i, half), i, half)
