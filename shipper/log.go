@@ -73,8 +73,7 @@ func (l *Log) Remark(text string) {
 			return
 		}
 		n := min(room, len(p))
-		copy(raw.Intend(n, time.Now().UnixMicro()), p)
-		raw.Commit(n)
+		raw.Put(p[:n], time.Now().UnixMicro())
 		p = p[n:]
 		l.noteFresh(n)
 	}

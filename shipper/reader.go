@@ -160,8 +160,7 @@ func (l *Log) write(which int, p []byte) error {
 			continue
 		}
 		n := min(room, len(p))
-		copy(raw.Intend(n, time.Now().UnixMicro()), p)
-		raw.Commit(n)
+		raw.Put(p[:n], time.Now().UnixMicro())
 		p = p[n:]
 		l.wasRead(n)
 		l.keepPace()

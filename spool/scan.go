@@ -71,60 +71,71 @@ func scanEpoch(dir string) (scanResult, error) {
 // scanValues walks the value log. Where an entry isn't one, it looks for the next value of ours: if
 // there is none, the log ended in the middle of a write, and nothing was said to be durable behind it.
 func (res *scanResult) scanValues(log *logReader, seen map[int64]bool) {
-	at, last := int64(vlogFileHeader), int64(-1)
+	var last lastEntry
+	at := int64(vlogFileHeader)
 	for at < log.end {
 		e, err := log.entry(at)
 		if errors.Is(err, errLogEnd) {
 			break
 		}
 		if err == nil {
-			if err = res.take(log, e); err == nil {
-				last = at
-				at += e.size
-				seen[at] = true
-				continue
+			err = res.take(log, e)
+		}
+		last.headless = false
+		if err != nil {
+			bad := fmt.Errorf("%s at %d: %w", vlogName, at, err)
+			var found bool
+			if e, found = log.resync(at + 1); !found {
+				res.torn = bad
+				break
+			}
+			last.headless = e.valueAt-versionSuffix-int64(len(e.key)) <= at+vlogEntryHeader
+			res.damage = append(res.damage, bad)
+			if err = res.take(log, e); err != nil {
+				res.damage = append(res.damage, fmt.Errorf("%s at %d: %w", vlogName, e.valueAt, err))
 			}
 		}
-		bad := fmt.Errorf("%s at %d: %w", vlogName, at, err)
-		e, ok := log.resync(at + 1)
-		if !ok {
-			res.torn = bad
-			break
+		at = e.valueAt + e.valueLen + vlogSum
+		last.taken = err == nil
+		if last.taken {
+			seen[at] = true
+			last.key = append(last.key[:0], e.key...)
 		}
-		res.damage = append(res.damage, bad)
-		if err := res.take(log, e); err != nil {
-			res.damage = append(res.damage, fmt.Errorf("%s at %d: %w", vlogName, e.valueAt, err))
-		} else {
-			seen[e.valueAt+e.valueLen+vlogSum] = true
-		}
-		at, last = e.valueAt+e.valueLen+vlogSum, -1
 	}
 	res.vlogEnd = at
-	if last >= 0 && res.torn == nil {
+	if last.taken && res.torn == nil {
 		res.dropTorn(log, last, seen)
 	}
 }
 
+// lastEntry is the last that was found in a value log.
+type lastEntry struct {
+	taken    bool // into the index
+	headless bool // its own header can't be read, which is noted as the last damage
+	key      []byte
+}
+
 // dropTorn takes the log's last entry back when it is a batch that isn't whole: a kill in the middle of copying it leaves
-// what its header says and not all of its data. Such a batch was promised to nobody, and its place isn't in the write-ahead
-// log, which is written second. One that is there is damaged, and comes in again with that log.
-func (res *scanResult) dropTorn(log *logReader, at int64, seen map[int64]bool) {
-	e, err := log.entry(at)
-	if err != nil {
-		return
-	}
-	k, err := parseKey(e.key)
+// some of its bytes and not others, and the first ones not always (memmove stores what isn't aligned at the end). Such a batch was
+// promised to nobody, and its place isn't in the write-ahead log, which is written second. One that is there is damaged,
+// and comes in again with that log.
+func (res *scanResult) dropTorn(log *logReader, last lastEntry, seen map[int64]bool) {
+	k, err := parseKey(last.key)
 	if err != nil || k.kind != kindBatch {
 		return // a whole entry stands before it
 	}
-	_, err = log.value(e)
+	refs := res.ix.refs[k.attempt]
+	_, err = readRef(log.r, k.attempt, refs[len(refs)-1])
 	if _, unread := errors.AsType[*fs.PathError](err); err == nil || unread {
 		return
 	}
-	res.torn, res.dropped = fmt.Errorf("%s at %d: %w", vlogName, at, err), true
+	if last.headless {
+		res.damage = res.damage[:len(res.damage)-1]
+	}
+	res.torn, res.dropped = fmt.Errorf("%s before %d: %w", vlogName, res.vlogEnd, err), true
 	res.readables--
 	res.ix.drop(k.attempt)
-	delete(seen, at+e.size)
+	delete(seen, res.vlogEnd)
 }
 
 // take adds one entry of the value log to the index. Entries of badger's own are passed over.

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestC1KilledInTheMiddleOfAGroup cuts what one Append wrote at each of its batches, as a kill would. What was whole before
-// is there, the torn one and those behind it never were, and nothing is called lost: nobody was promised any of it, and
-// the caller still has it.
+// TestC1KilledInTheMiddleOfAGroup cuts what one Append wrote at each of its batches, as a kill would: after half of the batch,
+// and without up to 32 bytes at its beginning, which memmove stores last. What was whole before is there, the torn one and
+// those behind it never were, and nothing is called lost: nobody was promised any of it, and the caller still has it.
 func TestC1KilledInTheMiddleOfAGroup(t *testing.T) {
 	t.Parallel()
 	src := fastDir(t)
@@ -30,10 +30,13 @@ func TestC1KilledInTheMiddleOfAGroup(t *testing.T) {
 	if len(values) != len(group) || len(pointers) != len(values) {
 		t.Fatalf("%d values and %d pointers of %d batches", len(values), len(pointers), len(group))
 	}
-	for i, e := range values {
+	for head := range int64(33) {
+		i := int(head) % len(values)
+		e := values[i]
 		mine := filepath.Join(fastDir(t), "s")
 		copyTree(t, dir, mine)
 		blank(t, epochPath(mine, -1, vlogName), e.valueAt+e.valueLen/2)
+		overwrite(t, epochPath(mine, -1, vlogName), e.at, make([]byte, head)...)
 		blank(t, epochPath(mine, -1, walName), pointers[i].at)
 		want := map[string]int64{"a/1": 0, "b/1": 0}
 		for _, b := range group[:i] {
@@ -48,12 +51,12 @@ func TestC1KilledInTheMiddleOfAGroup(t *testing.T) {
 			}
 			for who, read := range map[string]func(string, int64) (Batch, error){"the spool": r.Read, "the reader": rd.Read} {
 				if b, err := read(id, end); !errors.Is(err, io.EOF) {
-					t.Fatalf("torn at batch %d: %s has %d to %d of %s, %v; want nothing from %d on", i, who, b.First, b.Next(), id, err, end)
+					t.Fatalf("torn at batch %d, %d bytes missing at its beginning: %s has %d to %d of %s, %v; want nothing from %d on", i, head, who, b.First, b.Next(), id, err, end)
 				}
 			}
 		}
 		if st := r.Stats(); st.Corrupt != 0 || st.Quarantined > 8<<10 {
-			t.Fatalf("torn at batch %d: %d batches called corrupt, %d bytes in quarantine", i, st.Corrupt, st.Quarantined)
+			t.Fatalf("torn at batch %d, %d bytes missing at its beginning: %d batches called corrupt, %d bytes in quarantine", i, head, st.Corrupt, st.Quarantined)
 		}
 		must(t, rd.Close())
 		r.stop()

@@ -47,6 +47,8 @@
 // sentinel is gone was read. This is exact for every read of 16 bytes and more (the sentinel is
 // random; the odds are 2^-123). A shorter read could be missed if it consisted of nothing but the
 // sentinel's tail, whose last byte (0xF8 to 0xFF) never occurs in UTF-8.
+// What we copy in ourselves, output that was filtered for secrets, has no intent: memmove may store a
+// copy's beginning last, and half of one is nothing.
 // Bytes that were still in the pipe die with the pipe, as for every reader of every pipe.
 //
 // # What is not promised

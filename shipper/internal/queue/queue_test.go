@@ -196,6 +196,42 @@ func TestIntentIsARunWhenItsBytesAreThere(t *testing.T) {
 	}
 }
 
+// What a kill leaves of a copy of our own, whose parts may be stored in any order: nothing.
+func TestCopyThatWasNotFinishedIsNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "queue")
+	q, _, err := Open(path, Options{Size: 8 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := q.Begin(Ident{JobID: "j", Attempt: 1, MaxLine: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw := a.Raw(0)
+	if _, err := raw.Space(false); err != nil {
+		t.Fatal(err)
+	}
+	raw.Put([]byte("before"), 1)
+	if _, err := raw.Space(false); err != nil {
+		t.Fatal(err)
+	}
+	_, to := raw.prepare(1000, 1)
+	copy(to[32:], bytes.Repeat([]byte("x"), 1000)) // memmove stores what isn't aligned last
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	q, found, err := Open(path, Options{Size: 8 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, lost := content(found.Attempts[0], 0); string(got) != "before" || lost != 0 || found.Damage != 0 {
+		t.Errorf("found %q, %d lost, damage %d; want what was there before", got, lost, found.Damage)
+	}
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A copy that the kernel broke off at a page's end.
 func TestIntentThatWasReadInPart(t *testing.T) {
 	lay := newLayout(8 << 20)

@@ -10,7 +10,7 @@ import (
 const minRoom = 512
 
 // Raw is what one stream of an attempt printed and no batch has used up yet. One goroutine at a
-// time reads into it (Space, Intend, Commit or Abort); another may seal from it.
+// time reads into it (Space, then Put, or Intend and Commit or Abort); another may seal from it.
 type Raw struct {
 	a      *Attempt
 	stream int
@@ -62,7 +62,7 @@ func (r *Raw) Total() int64 { return r.total.Load() }
 func (r *Raw) Used() int64 { return r.usedPos.Load() }
 
 // Space makes sure that there is room to read into, and says how much. ErrFull = not now.
-// After it either Commit or Abort must be called.
+// After it Put, Commit or Abort must be called.
 func (r *Raw) Space(remark bool) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -93,16 +93,28 @@ func (r *Raw) Space(remark bool) (int, error) {
 
 // Intend announces a read of n bytes at the time now and returns where to. n is at most what Space said.
 func (r *Raw) Intend(n int, now int64) []byte {
-	// Without mu: only the reader moves off, and while busy is set nobody frees the page.
-	b := r.a.q.page(r.into)
-	h := b[r.off:]
-	r.time = now
-	le.PutUint32(h[4:], uint32(n))
-	le.PutUint64(h[8:], uint64(now))
-	at := r.off + runHead
-	r.a.q.lay.markSpace(b, at, n)
+	h, to := r.prepare(n, now)
+	r.a.q.lay.markSpace(r.a.q.page(r.into), r.off+runHead, n)
 	store(h, runIntent)
-	return b[at : at+n : at+n]
+	return to
+}
+
+// Put makes p, at most what Space said, part of the stream: with Commit's last store, and not at all if the process dies before it.
+func (r *Raw) Put(p []byte, now int64) {
+	_, to := r.prepare(len(p), now)
+	copy(to, p)
+	r.Commit(len(p))
+}
+
+// prepare begins a run's header. Without mu: only the reader moves off, and while busy is set nobody frees the page.
+func (r *Raw) prepare(n int, now int64) (head, to []byte) {
+	b := r.a.q.page(r.into)
+	head = b[r.off:]
+	r.time = now
+	le.PutUint32(head[4:], uint32(n))
+	le.PutUint64(head[8:], uint64(now))
+	at := r.off + runHead
+	return head, b[at : at+n : at+n]
 }
 
 // Commit makes the first n bytes of the intended space part of the stream.
