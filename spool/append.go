@@ -3,6 +3,7 @@ package spool
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 )
 
@@ -48,9 +49,9 @@ func (s *Spool) Append(ctx context.Context, batches ...Batch) error {
 		}
 		k := appendKey(nil, key{kind: kindBatch, attempt: b.Attempt, first: b.First, next: b.Next()})
 		h := header{encoding: b.Encoding, count: b.Count, decoded: b.Decoded, stored: now.UnixMicro()}
-		v := appendValue(make([]byte, 0, valueHeader+len(b.Data)), k, h, b.Data)
+		v := appendValue(s.values.take(valueHeader+len(b.Data)), k, h, b.Data)
 		r.items = append(r.items, item{
-			entry: entry{k, v}, attempt: b.Attempt,
+			entry: entry{key: k, value: v}, attempt: b.Attempt,
 			ref: ref{first: b.First, next: b.Next(), valueLen: int64(len(v)), decoded: b.Decoded, stored: h.stored},
 		})
 	}
@@ -69,6 +70,9 @@ func (s *Spool) Append(ctx context.Context, batches ...Batch) error {
 	}
 	select {
 	case err := <-r.answer:
+		for _, it := range r.items {
+			s.values.give(it.value)
+		}
 		return err
 	case <-ctx.Done():
 		return ctx.Err()
@@ -85,3 +89,15 @@ func (s *Spool) haveMeta(batches []Batch) error {
 	}
 	return nil
 }
+
+// buffers are kept from one Append to the next: fresh memory for each value cost as much as all that badger does with it.
+type buffers struct{ pool sync.Pool }
+
+func (b *buffers) take(size int) []byte {
+	if p, ok := b.pool.Get().(*[]byte); ok && cap(*p) >= size {
+		return (*p)[:0]
+	}
+	return make([]byte, 0, size)
+}
+
+func (b *buffers) give(p []byte) { b.pool.Put(&p) }

@@ -1,13 +1,12 @@
 package spool
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"strconv"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -19,18 +18,19 @@ import (
 
 // kv is what the spool needs of a database, and the seam where tests put faults.
 type kv interface {
-	// commit writes; what it wrote may be durable or not. After an error the handle is never
-	// written to again.
+	// commit writes, in order, and enters where each value is; what it wrote may be durable or not. After an
+	// error the handle is never written to again.
 	commit(entries []entry) error
 	// sync makes all commits durable that returned before it was called; it may run beside commit.
 	// After an error nothing is known of them, and a second sync that succeeds says nothing either.
 	sync() error
-	// get calls use with the value, which is valid until use returns.
-	get(key []byte, use func([]byte) error) error
 	close() error
 }
 
-type entry struct{ key, value []byte }
+type entry struct {
+	key, value []byte
+	valueAt    int64 // in the value log, once committed
+}
 
 // layout shares an epoch's size out among its files.
 type layout struct {
@@ -62,22 +62,15 @@ func layoutFor(size int64) layout {
 
 // db is one badger database that is written once and never opened again.
 type db struct {
-	badger *badger.DB
-	log    *badgerLog
-	vlog   *os.File // to sync it; badger has it mapped
-	// Where the next entries go, and where badger has mapped that (0 = not known).
-	vlogAt, walAt     extent
-	vlogMap, walMap   uintptr
-	vlogSize, walSize int64
+	badger    *badger.DB
+	log       *badgerLog
+	vlog, wal *mirror
+	walEnd    atomic.Int64 // of the entries whose values are in the value log
 }
-
-// extent is a position that is known from below and from above: how many digits badger writes at a
-// transaction's end depends on its own count.
-type extent struct{ low, high int64 }
 
 // openDB makes a new database in dir. Its files exist afterwards with all of their blocks.
 //
-// Until they have them, badger writes to sparse mapped files: on a full disk that is a SIGBUS. The
+// Until they have them, and a mirror each, badger writes to sparse mapped files: on a full disk that is a SIGBUS. The
 // ballast has just been there, so that somebody else would have to take the space in the
 // milliseconds between; if they do, the fault happens in this goroutine and comes back as an error.
 func openDB(dir string, l layout, log *zap.Logger) (_ *db, err error) {
@@ -114,18 +107,20 @@ func openDB(dir string, l layout, log *zap.Logger) (_ *db, err error) {
 		return nil, err
 	}
 	d := &db{badger: b, log: blog}
-	for name, size := range map[string]int64{vlogName: l.vlog, walName: l.wal} {
-		if err := allocate(filepath.Join(dir, name), size, false); err != nil {
-			return nil, errors.Join(err, b.Close()) // empty: Close writes nothing
+	for _, m := range []struct {
+		of   **mirror
+		name string
+		size int64
+	}{{&d.vlog, vlogName, l.vlog}, {&d.wal, walName, l.wal}} {
+		path := filepath.Join(dir, m.name)
+		if err = allocate(path, m.size, false); err == nil {
+			*m.of, err = newMirror(path, m.size)
+		}
+		if err != nil {
+			return nil, errors.Join(err, b.Close(), d.vlog.close()) // empty: Close writes nothing
 		}
 	}
-	// Open before the first write: a descriptor hears of every failed write-back since then, once.
-	if d.vlog, err = os.OpenFile(filepath.Join(dir, vlogName), os.O_RDWR, 0); err != nil {
-		return nil, errors.Join(err, b.Close())
-	}
-	d.vlogAt, d.walAt = extent{vlogFileHeader, vlogFileHeader}, extent{vlogFileHeader, vlogFileHeader}
-	d.vlogSize, d.walSize = l.vlog, l.wal
-	d.vlogMap, d.walMap = mappingOf(filepath.Join(dir, vlogName)), mappingOf(filepath.Join(dir, walName))
+	d.walEnd.Store(d.wal.at)
 	return d, nil
 }
 
@@ -154,9 +149,6 @@ func spareDescriptors() (err error) {
 // are committed, though, one after the other in a goroutine of badger's, so that they may all be under way at once: waiting for each
 // cost half of the time. They must be begun before the first is committed, since beginning one waits for all that are.
 func (d *db) commit(entries []entry) error {
-	if err := d.populate(entries); err != nil {
-		return err
-	}
 	txns := make([]*badger.Txn, len(entries))
 	for i, e := range entries {
 		txns[i] = d.badger.NewTransaction(true)
@@ -180,94 +172,34 @@ func (d *db) commit(entries []entry) error {
 	if d.log.failed.Load() {
 		return errors.New("badger failed to write, see the log")
 	}
+	end, err := d.vlog.locate(entries)
+	if err != nil {
+		return err
+	}
+	walEnd, err := d.wal.locate(slices.Clone(entries))
+	if err != nil {
+		return err
+	}
+	if err := d.vlog.flush(end); err != nil {
+		return err
+	}
+	d.walEnd.Store(walEnd)
 	return nil
 }
 
-// populate has the kernel map and dirty the pages that the next entries go to. For one thing, it
-// turns the last way to a SIGBUS into an error: ext4 with blocks smaller than a page may need a block
-// for the extent tree when a page that was only allocated is first written. For another, it is one
-// call instead of a fault every 4 KiB, which cost more than all the rest of the copying (1.55 s
-// against 0.5 s for 512 MB).
-func (d *db) populate(entries []entry) error {
-	vlog, wal := d.vlogAt, d.walAt
-	both := func(e *extent, n int64) { e.low, e.high = e.low+n, e.high+n }
-	end := int64(3 + 2 + len(txnEndKey) + versionSuffix + vlogSum)
-	const digits = 20
-	for _, e := range entries {
-		k := int64(len(e.key)) + versionSuffix
-		// meta, user meta, both lengths, expiry; key, value, checksum
-		both(&vlog, 3+uvarintLen(k)+uvarintLen(int64(len(e.value)))+k+int64(len(e.value))+vlogSum)
-		both(&wal, 3+uvarintLen(k)+1+k+valuePointer+vlogSum)
-		vlog.low, vlog.high = vlog.low+end+1, vlog.high+end+digits
-		both(&wal, end+valuePointer)
-	}
-	err := errors.Join(
-		populate(d.vlogMap, d.vlogAt.low, vlog.high, d.vlogSize),
-		populate(d.walMap, d.walAt.low, wal.high+vlogEntryHeader+8, d.walSize)) // it zeroes the next header
-	d.vlogAt, d.walAt = vlog, wal
-	return err
-}
-
-func populate(mapping uintptr, from, to, size int64) error {
-	if mapping == 0 {
-		return nil
-	}
-	const page = 4 << 10
-	from, to = from/page*page, min((to+page-1)/page*page, size/page*page)
-	_, _, errno := unix.Syscall(unix.SYS_MADVISE, mapping+uintptr(from), uintptr(to-from), unix.MADV_POPULATE_WRITE)
-	if errno == unix.EFAULT { // any other: an old kernel, or none of ours
-		return fmt.Errorf("%w: a page of an open epoch can't be written", ErrFull)
-	}
-	return nil
-}
-
-func uvarintLen(n int64) int64 {
-	var b [binary.MaxVarintLen64]byte
-	return int64(binary.PutUvarint(b[:], uint64(n)))
-}
-
-// mappingOf finds where this process has mapped a file, or 0.
-func mappingOf(path string) uintptr {
-	path, err := filepath.EvalSymlinks(path) // epochs are under an absolute directory
-	if err != nil {
-		return 0
-	}
-	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(maps)) {
-		// 7f…-7f… rw-s 00000000 fe:00 1234   /path
-		fields := strings.SplitN(strings.TrimSpace(line), " ", 6)
-		if len(fields) < 6 || strings.TrimSpace(fields[5]) != path || fields[2] != "00000000" {
+// sync makes the values durable, and only then lets the write-ahead log list them: what that has was promised.
+func (d *db) sync() error {
+	walEnd := d.walEnd.Load()
+	for {
+		err := unix.Fdatasync(int(d.vlog.file.Fd()))
+		if errors.Is(err, unix.EINTR) {
 			continue
 		}
-		low, _, _ := strings.Cut(fields[0], "-")
-		at, err := strconv.ParseUint(low, 16, 64)
-		if err == nil {
-			return uintptr(at)
-		}
-	}
-	return 0
-}
-
-func (d *db) sync() error {
-	for {
-		// Mapped pages count: they belong to the same file.
-		if err := unix.Fdatasync(int(d.vlog.Fd())); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
-}
-
-func (d *db) get(key []byte, use func([]byte) error) error {
-	return d.badger.View(func(txn *badger.Txn) error {
-		item, err := txn.Get(key)
 		if err != nil {
 			return err
 		}
-		return item.Value(use)
-	})
+		return d.wal.flush(walEnd)
+	}
 }
 
 // errAbandoned: the database can't be closed any more. Its goroutines and its memtable stay until the
@@ -276,9 +208,9 @@ var errAbandoned = errors.New("database was abandoned")
 
 func (d *db) close() error {
 	if err := d.empty(); err != nil {
-		return errors.Join(errAbandoned, err, d.vlog.Close())
+		return errors.Join(errAbandoned, err, d.vlog.close(), d.wal.close())
 	}
-	return errors.Join(d.badger.Close(), d.vlog.Close())
+	return errors.Join(d.badger.Close(), d.vlog.close(), d.wal.close())
 }
 
 // empty has badger drop its keys, which nobody needs any more: values are read by our own index. It

@@ -141,9 +141,8 @@ func checkDurable(t *testing.T, round int, read func(string, int64) (Batch, erro
 	}
 }
 
-// TestPowerLoss throws away what wasn't synced. badger's files are mapped, so that the kernel may
-// have written any page of them at any time, or none: what counts is the value log as it was at the
-// last sync before the answer, with nothing of badger's other files behind the epoch's making.
+// TestPowerLoss throws away what wasn't synced. The kernel may have written any page at any time, or none: what counts is
+// the value log as it was at the last sync before the answer, with nothing of badger's other files behind the epoch's making.
 func TestPowerLoss(t *testing.T) {
 	t.Parallel()
 	src, dir := fastDir(t), filepath.Join(fastDir(t), "s")

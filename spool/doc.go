@@ -17,11 +17,11 @@
 //
 // # What badger does here, and what it doesn't
 //
-// badger takes the writes: group commits into a value log and a write-ahead log, and lookups in the
-// open epoch through its memtable. A database that exists is never opened with it again, because
+// badger takes the writes: group commits into a value log and a write-ahead log. It writes them to memory
+// (mirror.go), and we bring that to its files. Nothing is read through it. A database that exists is never opened with it again, because
 // damage can end the process inside Open, in a goroutine that nobody can recover, and because Open
-// writes to sparse mappings, which on a full disk is a SIGBUS. Sealed epochs, and those that a crash
-// left, are read with the reader in vlog.go, which checks every length before it allocates. So what
+// writes to sparse mappings, which on a full disk is a SIGBUS. Epochs are read with the reader in vlog.go,
+// which checks every length before it allocates. So what
 // the spool holds can't keep the process from starting, and a start costs O(epochs).
 //
 //   - Every value is in the value log (no threshold), so that this one file is all there is to know.
@@ -29,8 +29,9 @@
 //     the first write. badger's own SyncWrites would sync both logs, and only logs it when syncing the
 //     value log fails. After a failed sync or commit the handle is never used again: the epoch is
 //     sealed, and what it refused goes into a new one.
-//   - The files get all their blocks before the epoch takes its first entry, and pages are dirtied by
-//     madvise before badger copies into them: a full disk is an error of Append, never a fault.
+//   - The write-ahead log's file gets an entry after the value that it speaks of was synced: what it lists was promised.
+//   - The files get all their blocks before the epoch takes its first entry, and are written with write(2):
+//     a full disk is an error of Append, never a fault.
 //   - Nothing rolls: an epoch is sealed before its value log, write-ahead log or memtable is full.
 //   - Before Close, badger is told to drop its keys. It writes a table on the way, in our goroutine,
 //     where the fault of a disk that fills in that moment is an error; Close would do it in its own.
@@ -67,7 +68,8 @@
 //     batch may then be there twice, which dense numbers make harmless), torn ones are passed over.
 //     Entries are written in the order of Append, each in a transaction of its own, so that a killed
 //     process leaves a beginning of what was under way and never its middle: whoever still has the
-//     rest can go by the highest number. The torn one is the last, and isn't in the write-ahead log.
+//     rest can go by the highest number. The torn one is the last, and isn't in the write-ahead log,
+//     which lists what was synced.
 //   - A crash while an epoch is made leaves OPENING, or an empty log: trash.
 //   - A crash while it is sealed leaves no INDEX: it is scanned at the next start, once.
 //   - A crash while it is removed leaves it under its old name (then its numbers are acknowledged

@@ -18,8 +18,7 @@ import (
 //	open ──seal──► sealed ──all acknowledged──► (shipped) ──► gone
 //	  └─ no room for Close ─► lingering ─┘
 //
-// A lingering epoch takes no more entries and is still read through badger, because closing it
-// would write a table that the disk has no room for.
+// A lingering epoch takes no more entries and isn't closed yet, because that would write a table that the disk has no room for.
 type phase uint8
 
 const (
@@ -39,7 +38,7 @@ type epoch struct {
 	mu    sync.RWMutex
 	phase phase
 	kv    kv       // while open or lingering
-	file  *os.File // the value log, once loaded
+	file  *os.File // the value log; of a sealed epoch, once loaded
 	ix    *index   // its refs are nil until loaded
 
 	// Only the writer touches these.
@@ -139,7 +138,11 @@ func createEpoch(dir string, id uint64, size int64, wrap func(kv) kv, log *zap.L
 	if err := errors.Join(syncFile(filepath.Join(dir, vlogName)), syncDir(dir), syncDir(filepath.Dir(dir))); err != nil {
 		return nil, err
 	}
-	e := &epoch{id: id, dir: dir, kv: d, ix: newIndex(), disk: size, lastWrite: time.Now(), met: map[string]bool{}}
+	values, err := os.Open(filepath.Join(dir, vlogName))
+	if err != nil {
+		return nil, err
+	}
+	e := &epoch{id: id, dir: dir, kv: d, file: values, ix: newIndex(), disk: size, lastWrite: time.Now(), met: map[string]bool{}}
 	e.spans = e.ix.spans
 	e.room.layout = l
 	if wrap != nil {
@@ -257,18 +260,7 @@ func (e *epoch) read(attempt string, n int64) (b Batch, q ref, ok bool, err erro
 	if !ok {
 		return Batch{}, ref{}, false, nil
 	}
-	if e.kv == nil {
-		b, err = readRef(e.file, attempt, q)
-		return b, q, true, err
-	}
-	k := appendKey(nil, key{kind: kindBatch, attempt: attempt, first: q.first, next: q.next})
-	err = e.kv.get(k, func(value []byte) error {
-		if int64(len(value)) != q.valueLen {
-			return fmt.Errorf("value of %d bytes, not %d", len(value), q.valueLen)
-		}
-		b, err = parseBatch(k, append([]byte(nil), value...))
-		return err
-	})
+	b, err = readRef(e.file, attempt, q)
 	return b, q, true, err
 }
 

@@ -1,6 +1,7 @@
 package spool
 
 import (
+	"bytes"
 	"fmt"
 	"time"
 
@@ -119,6 +120,12 @@ func (s *Spool) writeOnce(c *chunk) {
 		e.broken = true // the syncer refuses it
 		s.mu.Unlock()
 		s.log.Error("commit failed", zap.Uint64("epoch", e.id), zap.Error(err))
+	}
+	for i := range c.items { // between them are the metas
+		for !bytes.Equal(entries[0].key, c.items[i].key) {
+			entries = entries[1:]
+		}
+		c.items[i].ref.valueAt = entries[0].valueAt
 	}
 	s.syncs <- c
 }

@@ -130,7 +130,7 @@ func (s *Spool) entriesFor(e *epoch, items []item) []entry {
 		if !e.met[it.attempt] && !met[it.attempt] {
 			met[it.attempt] = true
 			k := appendKey(nil, key{kind: kindMeta, attempt: it.attempt})
-			entries = append(entries, entry{k, appendValue(nil, k, header{}, s.attempt(it.attempt).meta)})
+			entries = append(entries, entry{key: k, value: appendValue(nil, k, header{}, s.attempt(it.attempt).meta)})
 		}
 		entries = append(entries, it.entry)
 	}

@@ -115,10 +115,10 @@ type lastEntry struct {
 	key      []byte
 }
 
-// dropTorn takes the log's last entry back when it is a batch that isn't whole: a kill in the middle of copying it leaves
-// some of its bytes and not others, and the first ones not always (memmove stores what isn't aligned at the end). Such a batch was
-// promised to nobody, and its place isn't in the write-ahead log, which is written second. One that is there is damaged,
-// and comes in again with that log.
+// dropTorn takes the log's last entry back when it is a batch that isn't whole: a kill in the middle of writing it leaves
+// some of its bytes and not others. (Where badger copied into the file's own pages, as it once did here, the first ones could be what
+// is missing: memmove stores last what isn't aligned.) Such a batch was promised to nobody, and its place isn't in the
+// write-ahead log. One that is there is damaged, and comes in again with that log.
 func (res *scanResult) dropTorn(log *logReader, last lastEntry, seen map[int64]bool) {
 	k, err := parseKey(last.key)
 	if err != nil || k.kind != kindBatch {

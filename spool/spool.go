@@ -36,6 +36,7 @@ type Spool struct {
 	log       *zap.Logger
 	epochSize int64
 	wrapKV    func(kv) kv // tests
+	values    buffers
 
 	requests chan *request
 	commands chan func()
