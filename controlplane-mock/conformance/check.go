@@ -20,18 +20,19 @@ type Check struct {
 type need uint8
 
 const (
-	minute  need = 1 << iota // patience: it takes about a minute
-	faulty                   // fault injection; it runs alone
-	restart                  // a server that can be restarted; it runs alone
-	peers                    // several instances
-	last                     // everything that the other checks have seen
-	chance                   // nothing, but a failure is one, though it may not happen again
+	minute   need = 1 << iota // patience: it takes about a minute
+	faulty                    // fault injection; it runs alone
+	restart                   // a server that can be restarted; it runs alone
+	shutdown                  // a server that can be shut down; it runs alone
+	peers                     // several instances
+	last                      // everything that the other checks have seen
+	chance                    // nothing, but a failure is one, though it may not happen again
 )
 
 func (n need) has(m need) bool { return n&m != 0 }
 
 // alone says that a check can't run beside others.
-func (n need) alone() bool { return n.has(faulty | restart | last) }
+func (n need) alone() bool { return n.has(faulty | restart | shutdown | last) }
 
 // missing says what the target lacks; "" if nothing.
 func (n need) missing(t Target) string {
@@ -42,6 +43,8 @@ func (n need) missing(t Target) string {
 		return "needs a server with fault injection"
 	case n.has(restart) && t.Restart == nil:
 		return "needs a server that may be restarted"
+	case n.has(shutdown) && t.Shutdown == nil:
+		return "needs a server that may be shut down"
 	case n.has(peers) && len(t.Peers) == 0:
 		return "needs a second instance"
 	}

@@ -138,6 +138,11 @@ func pollMutants() []mutant {
 			query(r, func(q map[string][]string) { q["wait"] = []string{"0"} })
 			next.ServeHTTP(w, r)
 		}, caught: []string{"jobs/poll-wakes", "jobs/poll-wakes-anywhere"}},
+		{name: "calls no job an error", route: rPoll, after: func(_ *http.Request, a *answerOf) {
+			if a.status == 204 {
+				a.problem(503, "unavailable")
+			}
+		}, caught: []string{"jobs/poll-none", "jobs/shutdown-ends-polls"}},
 		{name: "holds for clients that have gone", route: rPoll, pass: deaf, caught: []string{"jobs/poll-client-gone"}},
 		{name: "forgets poll ids", route: rPoll, before: func() func(*http.Request) {
 			var n atomic.Int64

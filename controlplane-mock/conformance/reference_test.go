@@ -29,7 +29,7 @@ type server struct {
 	wrap func(http.Handler) http.Handler // before the handler; nil: nothing
 
 	agents, admins string // addresses, kept over restarts
-	end            func() error
+	end            func(gracefully bool) error
 }
 
 // start serves a store until the test ends, with its admin side on a port of its own.
@@ -40,7 +40,7 @@ func start(t testing.TB, s server) *server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := s.end(); err != nil {
+		if err := s.end(false); err != nil {
 			t.Error(err)
 		}
 	})
@@ -85,9 +85,15 @@ func (s *server) up(ctx context.Context) error {
 			s.t.Errorf("Run: %v", err)
 		}
 	})
-	s.end = func() error {
+	s.end = func(gracefully bool) error {
 		out.Close()
 		in.Close()
+		if gracefully {
+			stop()
+			if err := errors.Join(agentWeb.Shutdown(ctx), adminWeb.Shutdown(ctx)); err != nil {
+				return err
+			}
+		}
 		err := errors.Join(agentWeb.Close(), adminWeb.Close()) // as a crash: nothing is waited for
 		stop()
 		wg.Wait()
@@ -107,14 +113,21 @@ func listen(ctx context.Context, addr *string) (net.Listener, error) {
 }
 
 func (s *server) restart(ctx context.Context) error {
-	if err := s.end(); err != nil {
+	if err := s.end(false); err != nil {
+		return err
+	}
+	return s.up(ctx)
+}
+
+func (s *server) shutdown(ctx context.Context) error {
+	if err := s.end(true); err != nil {
 		return err
 	}
 	return s.up(ctx)
 }
 
 func (s *server) target() conformance.Target {
-	return conformance.Target{URL: "http://" + s.agents, AdminURL: "http://" + s.admins, AdminToken: adminToken, Faults: true, Restart: s.restart, Quick: testing.Short()}
+	return conformance.Target{URL: "http://" + s.agents, AdminURL: "http://" + s.admins, AdminToken: adminToken, Faults: true, Restart: s.restart, Shutdown: s.shutdown, Quick: testing.Short()}
 }
 
 func onRedka(t testing.TB) func(context.Context) (store.Store, error) {

@@ -4,6 +4,7 @@ import "time"
 
 var restartChecks = []Check{
 	{"jobs/same-poll-after-restart", secPoll, []string{"gets the same offer, not renewed; on any instance, and after a restart."}, samePollAfterRestart, restart},
+	{"jobs/shutdown-ends-polls", secPoll, []string{"and answers `204` when it shuts down."}, shutdownEndsPolls, shutdown},
 	{"jobs/restart-reruns-nothing", secServer, []string{"After a start it waits one full TTL before its first sweep, and time in which the database was away doesn't count: a restart re-runs nothing."}, restartRerunsNothing, restart},
 	{"logs/durable", secShip, []string{"**everything below `next` is durably stored**"}, logDurable, restart},
 	{"queries/lost-with-restart", secAnswer, []string{"`410 gone`: answered, withdrawn, timed out, lost with a restart, or unknown"}, queryLost, restart},
@@ -29,6 +30,21 @@ func samePollAfterRestart(p *probe) {
 		again := leased(r.must(200))
 		a.complete(again, "succeeded", 0)
 		return again.job == first.job && again.attempt == first.attempt && again.token == first.token, "the same poll got another offer after a restart"
+	})
+}
+
+func shutdownEndsPolls(p *probe) {
+	a := p.agent()
+	p.tries(func() (bool, string) {
+		held := p.later(func() reply { return a.poll(45) })
+		p.pause(time.Second) // until it is held
+		var err error
+		down := p.later(func() reply { err = p.s.t.Shutdown(p.ctx); return reply{} })
+		r := p.within(soon, held, "a held poll, with the server shutting down")
+		<-down
+		p.assert(err == nil, "the shutdown: %v", err)
+		p.s.web.CloseIdleConnections()
+		return r.status == 204, "a poll that was held when the server was shut down: " + r.String()
 	})
 }
 

@@ -23,6 +23,8 @@ type Target struct {
 	Faults bool
 	// Restart stops the server as a crash would and starts it again at the same URL. nil: what holds over a restart is skipped.
 	Restart func(context.Context) error
+	// Shutdown stops the server as its operator would and starts it again at the same URL. nil: how it says goodbye is skipped.
+	Shutdown func(context.Context) error
 	// Quick leaves out the checks that have to wait for about a minute, because the protocol's own bound is that long.
 	Quick bool
 	// Strict has a check fail that fails once. Otherwise it is tried again, alone, for it may have been this machine that was late.
