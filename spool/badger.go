@@ -120,6 +120,7 @@ func openDB(dir string, l layout, log *zap.Logger) (_ *db, err error) {
 			return nil, errors.Join(err, b.Close(), d.vlog.close()) // empty: Close writes nothing
 		}
 	}
+	_ = unix.Madvise(d.vlog.mem, unix.MADV_HUGEPAGE) // without such pages it is slower, and no more
 	d.walEnd.Store(d.wal.at)
 	return d, nil
 }

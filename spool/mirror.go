@@ -50,9 +50,7 @@ func newMirror(path string, size int64) (_ *mirror, err error) {
 		return nil, errors.Join(fmt.Errorf("memory of %d bytes for %s: %w", size, filepath.Base(path), err), f.Close())
 	}
 	mem := unsafe.Slice((*byte)(p), size) //nolint:gosec // just mapped, with this size
-	m := &mirror{file: f, mem: mem, end: vlogFileHeader, at: vlogFileHeader, off: int64(at % hugePage)}
-	_ = unix.Madvise(m.mem, unix.MADV_HUGEPAGE) // without such pages it is slower, and no more
-	return m, nil
+	return &mirror{file: f, mem: mem, end: vlogFileHeader, at: vlogFileHeader, off: int64(at % hugePage)}, nil
 }
 
 // locate finds where badger has put the values of entries, which were committed since it looked last, and where they end.
