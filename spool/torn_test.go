@@ -63,6 +63,29 @@ func TestC1KilledInTheMiddleOfAGroup(t *testing.T) {
 	}
 }
 
+// TestC1KilledBeforeTheMarker: an epoch's directory without anything in it is what a kill left, and no damage.
+func TestC1KilledBeforeTheMarker(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(fastDir(t), "s")
+	r := start(t, Config{Dir: dir, MaxSize: 64 << 20})
+	r.SetMeta("a/1", []byte("m"))
+	must(t, r.Append(t.Context(), batch("a/1", 0, 10, 1000)))
+	r.stop()
+	must(t, os.Mkdir(filepath.Join(dir, epochsDir, epochName(7)), dirMode))
+	rd, err := OpenReader(dir)
+	must(t, err)
+	if d := rd.Damage(); len(d) > 0 {
+		t.Errorf("the reader calls it damage: %v", d)
+	}
+	must(t, rd.Close())
+	r = start(t, Config{Dir: dir, MaxSize: 64 << 20})
+	r.expect("a/1", 0, 10, 1000)
+	if st := r.Stats(); st.Corrupt != 0 || st.Quarantined != 0 || st.Epochs != 1 {
+		t.Errorf("%+v; want one epoch and nothing in quarantine", st)
+	}
+	r.stop()
+}
+
 // blank zeroes a file from a position on, but not its size.
 func blank(t *testing.T, path string, from int64) {
 	t.Helper()
