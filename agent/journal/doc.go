@@ -29,7 +29,7 @@
 // completion that was settled is sent again; the server settles both by its own rules. It can't start a job.
 //
 // A write or fdatasync that failed is not repeated on the same descriptor, since the kernel reports such an error once and may
-// drop the pages: the file is closed, opened and read again, and the update is made anew.
+// drop the pages: the file is closed and opened again, and the update is made anew, in the same half: what that reads back needn't be on the disk.
 //
 // Not assumed: that a write is atomic at any size. Assumed: that fdatasync means it, and that a write to one half
 // leaves the bytes of the other alone (they are multiples of 4096 bytes apart).

@@ -247,8 +247,8 @@ func (j *Journal) write(data []byte, at int64) error {
 	return j.dev.Sync()
 }
 
-// again opens the file anew and finds out which half of slot i holds a value, so that the next write goes to the other one.
-// The value in memory stays: it is what the callers were told.
+// again opens the file anew. The half that counts, and the value in memory, stay: they are what the disk is known to have, and what
+// the callers were told. The other half reads back whole, perhaps, and needn't be on the disk: it is the one to be written again.
 func (j *Journal) again(i int) error {
 	if j.dev != nil {
 		_ = j.dev.Close() // its error is why we are here
@@ -259,15 +259,10 @@ func (j *Journal) again(i int) error {
 		return err
 	}
 	j.dev = dev
-	s := &j.slots[i]
-	best := uint64(0)
 	for half := range 2 {
-		seq, _, err := decodeHalf(newHalfReader(dev, i, half), i, half)
-		if err == nil && seq > best {
-			best, s.half = seq, half
+		if seq, _, err := decodeHalf(newHalfReader(dev, i, half), i, half); err == nil {
+			j.seq = max(j.seq, seq) // a write that failed may have arrived: its number is taken
 		}
 	}
-	// A write that failed may have arrived: its number is taken.
-	j.seq = max(j.seq, best)
 	return nil
 }
