@@ -120,6 +120,13 @@ func (a *Attempt) writeState() {
 	a.st.encode(a.q.slot(a.slot)[a.stateOffset():], a.gen)
 }
 
+// writeStates publishes a.st in both places, where no batch says the same: if one of them is damaged, numbers that were given
+// out must not be given out again.
+func (a *Attempt) writeStates() {
+	a.writeState()
+	a.writeState()
+}
+
 // Raw is one of the attempt's streams.
 func (a *Attempt) Raw(stream int) *Raw { return a.raw[stream] }
 
@@ -174,7 +181,7 @@ func (a *Attempt) Skip(count int64, used [Streams]int64, part uint8) {
 	a.mu.Lock()
 	a.st.next += count
 	a.st.used, a.st.part = used, part
-	a.writeState()
+	a.writeStates()
 	a.mu.Unlock()
 	a.releaseRaw(used)
 }
@@ -185,7 +192,7 @@ func (a *Attempt) SkipTo(next int64) {
 	defer a.mu.Unlock()
 	if next > a.st.next {
 		a.st.next = next
-		a.writeState()
+		a.writeStates()
 	}
 }
 
