@@ -67,11 +67,10 @@ func (s *Server) readLog(c *call) error {
 		return notFound("no such attempt")
 	}
 	if req.follow {
-		leave, ok := s.holds.enter("")
-		if !ok {
+		if !s.holds.enter("") {
 			return unavailable(retryHold, "too many requests wait already")
 		}
-		defer leave()
+		defer s.holds.leave("")
 	}
 	c.w.Header().Set("Content-Type", contentType)
 	c.w.Header().Set("X-Content-Type-Options", "nosniff") // a job's output is not for a browser to run

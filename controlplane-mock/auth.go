@@ -141,7 +141,7 @@ func (s *Server) RequireAdmin(h http.Handler) http.Handler {
 			c.wrote = true
 			h.ServeHTTP(c.w, r)
 			return nil
-		}))
+		}), true)
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -19,17 +20,23 @@ import (
 	"agentd/controlplane-mock/store"
 )
 
-// call is one request on its way through an endpoint. One goroutine's.
+// call is one request on its way through an endpoint. One goroutine's at a time, see serve.
 type call struct {
 	*http.Request
-	w     http.ResponseWriter
-	s     *Server
-	key   store.Sum  // of the bearer
-	auth  store.Auth // on agent routes
-	wrote bool       // the answer has begun: an error can only cut it
+	w       http.ResponseWriter // is status
+	s       *Server
+	route   string // for logs and metrics
+	started time.Time
+	status  statusWriter
+	key     store.Sum  // of the bearer
+	auth    store.Auth // on agent routes
+	wrote   bool       // the answer has begun: an error can only cut it
+	cut     bool       // the answer is to be cut
+	hold    *hold      // what it waits in
+	then    endpoint   // what is to run after the wait; nil: the call doesn't wait
 }
 
-// endpoint serves a call. What it returns is answered as a problem.
+// endpoint serves a call. What it returns is answered as a problem, unless the call is to wait.
 type endpoint func(c *call) error
 
 func (c *call) ctx() context.Context { return c.Context() }
@@ -54,39 +61,84 @@ func (c *call) answer(status int, v any) error {
 }
 
 // serve runs an endpoint and turns what it returns, a panic too, into an answer.
-func (s *Server) serve(w http.ResponseWriter, r *http.Request, name string, e endpoint) {
-	started := time.Now()
-	sw := &statusWriter{ResponseWriter: w}
-	c := &call{Request: r, w: sw, s: s}
-	defer func() {
-		s.metrics.requests.WithLabelValues(name, strconv.Itoa(sw.code())).Inc()
-		s.metrics.seconds.WithLabelValues(name).Observe(time.Since(started).Seconds())
-	}()
-	defer func() {
-		p := recover()
-		if p == nil {
-			return
+//
+// Held calls are what a fleet costs while nothing happens, and much of that is stacks. Reading a request fits the 4 KiB that a connection's
+// goroutine begins with; JSON, the store and writing an answer take it to 8 or 16, and the runtime gives back no half of a stack of
+// which a quarter is in use, as it is by net/http alone. So whatever has depth runs apart, on a goroutine that ends with it, and the
+// connection's own does nothing but wait. An endpoint that waits within itself is served inPlace: apart it would be a goroutine more.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, route string, e endpoint, inPlace bool) {
+	c := &call{Request: r, s: s, route: route, started: time.Now(), status: statusWriter{ResponseWriter: w}}
+	c.w = &c.status
+	if inPlace {
+		c.step(e)
+	} else {
+		c.apart(e)
+	}
+	for c.then != nil {
+		c.hold.wait(c.ctx())
+		c.apart(c.then)
+	}
+	if c.cut {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// apart takes a step on a goroutine of its own, and sends the answer from there, too.
+func (c *call) apart(e endpoint) {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		c.step(e)
+		if c.then == nil && !c.cut && c.ProtoMajor == 1 { // with HTTP/2 the end of the stream would be a frame more
+			_ = http.NewResponseController(c.w).Flush() // the client may be gone
 		}
-		if p == any(http.ErrAbortHandler) || c.wrote {
-			panic(p)
+	})
+	wg.Wait()
+}
+
+// step runs an endpoint, or what is left of one, and ends the call unless that is to wait.
+func (c *call) step(e endpoint) {
+	c.then = nil
+	defer func() {
+		if p := recover(); p != nil {
+			c.panicked(p)
 		}
-		s.log.Error("handler panicked", zap.String("route", name), zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
-		newProblem(http.StatusInternalServerError, "internal", "the server has a fault; its log says which").write(sw)
+		if c.then == nil {
+			c.s.metrics.requests.WithLabelValues(c.route, strconv.Itoa(c.status.code())).Inc()
+			c.s.metrics.seconds.WithLabelValues(c.route).Observe(time.Since(c.started).Seconds())
+		}
 	}()
-	err := e(c)
+	if err := e(c); c.then == nil {
+		c.end(err)
+	}
+}
+
+// end answers what an endpoint returned.
+func (c *call) end(err error) {
 	switch {
 	case err == nil:
-		s.storeHealth.ok(s.log, name)
+		c.s.storeHealth.ok(c.s.log, c.route)
 	case c.wrote:
-		// Half an answer must not look like a whole one.
-		panic(http.ErrAbortHandler)
+		c.cut = true // half an answer must not look like a whole one
 	default:
 		p := asProblem(err)
-		if _, meant := errors.AsType[*problem](err); !meant && p.Status == http.StatusServiceUnavailable && r.Context().Err() == nil {
-			s.storeHealth.failed(s.log, name, err)
+		if _, meant := errors.AsType[*problem](err); !meant && p.Status == http.StatusServiceUnavailable && c.ctx().Err() == nil {
+			c.s.storeHealth.failed(c.s.log, c.route, err)
 		}
-		p.write(sw)
+		p.write(c.w)
 	}
+}
+
+// panicked ends a call whose endpoint panicked with p.
+func (c *call) panicked(p any) {
+	c.then = nil
+	if p != any(http.ErrAbortHandler) {
+		c.s.log.Error("handler panicked", zap.String("route", c.route), zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
+		if !c.wrote {
+			newProblem(http.StatusInternalServerError, "internal", "the server has a fault; its log says which").write(c.w)
+			return
+		}
+	}
+	c.cut = true
 }
 
 // statusWriter remembers the status for the metrics.

@@ -48,88 +48,91 @@ func (c *call) pathID() (string, error) {
 	return id, nil
 }
 
+// heartbeat is one heartbeat, and what it has while it waits.
+type heartbeat struct {
+	ref  store.Ref
+	beat store.Beat
+
+	hold *hold         // nil: it doesn't wait
+	sub  *subscription // to its job and its agent
+}
+
 // heartbeat renews a lease as it arrives, holds its answer so that a cancel needs no connection of its own, and
 // renews again as it answers. The first one accepts the offer.
 func (s *Server) heartbeat(c *call) error {
-	if _, err := c.pathID(); err != nil {
+	h, wait, err := s.readHeartbeat(c)
+	if err != nil {
 		return err
+	}
+	if wait > 0 {
+		if hold, ok := c.enter(wait); ok {
+			h.hold = hold
+			// Before the first renewal: a cancel is either in its answer or announced.
+			h.sub = s.topics.subscribeWith(hold.wake, jobTopic(h.ref.JobID), agentTopic(h.ref.AgentID))
+		} // else as a server that can't hold: the agent paces itself
+	}
+	h.beat.Urgent = h.hold == nil // most of all an accept: a job waits for it
+	return h.renew(c)
+}
+
+// readHeartbeat checks all that a heartbeat says.
+func (s *Server) readHeartbeat(c *call) (*heartbeat, time.Duration, error) {
+	if _, err := c.pathID(); err != nil {
+		return nil, 0, err
 	}
 	q, err := c.query()
 	if err != nil {
-		return err
+		return nil, 0, err
 	}
-	ttl := s.leaseTTL()
 	// A third of the TTL: with the answer's way back and one more request, two of three heartbeats may be lost.
-	waitMs, err := queryInt(q, "waitMs", (ttl / 3).Milliseconds(), 0)
+	waitMs, err := queryInt(q, "waitMs", (s.leaseTTL() / 3).Milliseconds(), 0)
 	if err != nil {
-		return err
+		return nil, 0, err
 	}
 	o, err := c.object(false)
 	if err != nil {
-		return err
+		return nil, 0, err
 	}
 	beat := store.Beat{
 		SpooledBytes:    o.int("spooledBytes", false, 0, maxWireInt, 0),
 		OldestUnshipped: o.millis("oldestUnshippedMs", 0),
 	}
 	ref, err := c.claim(o)
-	if err != nil {
-		return err
-	}
-	wait := time.Duration(waitMs) * time.Millisecond
-	if wait > 0 {
-		leave, ok := s.holds.enter(c.auth.Agent.ID)
-		if ok {
-			defer leave()
-		} else {
-			wait = 0 // as a server that can't hold: the agent paces itself
+	return &heartbeat{ref: ref, beat: beat}, time.Duration(waitMs) * time.Millisecond, err
+}
+
+// renew renews, and waits on unless there is something to say.
+func (h *heartbeat) renew(c *call) error {
+	defer func() {
+		if c.then == nil && h.hold != nil {
+			c.leave(h.hold)
+			h.sub.close()
+		}
+	}()
+	over := true
+	if h.hold != nil {
+		if err := c.ctx().Err(); err != nil {
+			return err // nobody hears an answer, so nothing is renewed for it
+		}
+		over = h.hold.over(c.s)
+		if h.sub.news.Swap(false) {
+			// Something about the job or the agent: revoked ends the hold, the renewal tells the rest.
+			if err := c.authenticate(); err != nil {
+				return err
+			}
+			h.beat.Urgent = true
 		}
 	}
-	lease, err := s.holdLease(c, ref, beat, wait)
+	lease, err := c.s.store.Renew(c.ctx(), h.ref, c.s.leaseTTL(), h.beat)
 	if err != nil {
 		return err
 	}
-	answer := protocol.Heartbeat{LeaseTTL: protocol.ToMillis(s.leaseTTL()), Heartbeat: protocol.ToMillis(s.heartbeatPace())}
+	if !over && !lease.CancelRequested {
+		return c.wait(h.hold, h.renew)
+	}
+	answer := protocol.Heartbeat{LeaseTTL: protocol.ToMillis(c.s.leaseTTL()), Heartbeat: protocol.ToMillis(c.s.heartbeatPace())}
 	if lease.CancelRequested {
 		answer.Cancel = &protocol.Cancel{Reason: lease.CancelReason, Grace: protocol.ToMillis(lease.Grace)}
 	}
 	return c.answer(http.StatusOK, answer)
-}
-
-// holdLease renews, waits for a reason to answer, and renews again.
-func (s *Server) holdLease(c *call, ref store.Ref, beat store.Beat, wait time.Duration) (store.Lease, error) {
-	var wake <-chan struct{}
-	if wait > 0 {
-		// Before the first renewal: a cancel is either in its answer or announced.
-		sub := s.topics.subscribe(jobTopic(ref.JobID), agentTopic(c.auth.Agent.ID))
-		defer sub.close()
-		wake = sub.wake
-	}
-	beat.Urgent = wait <= 0 // most of all an accept: a job waits for it
-	lease, err := s.store.Renew(c.ctx(), ref, s.leaseTTL(), beat)
-	if err != nil || lease.CancelRequested || wait <= 0 {
-		return lease, err
-	}
-	end := time.NewTimer(wait)
-	defer end.Stop()
-	for done := false; !done; {
-		select {
-		case <-end.C:
-			done = true
-		case <-s.stopping:
-			done = true
-		case <-c.ctx().Done():
-			return lease, c.ctx().Err() // nobody hears an answer, so nothing is renewed for it
-		case <-wake:
-			// Something about the job or the agent: revoked ends the hold, the renewal tells the rest.
-			if err := c.authenticate(); err != nil {
-				return lease, err
-			}
-			beat.Urgent = true
-		}
-		if lease, err = s.store.Renew(c.ctx(), ref, s.leaseTTL(), beat); err != nil || lease.CancelRequested {
-			return lease, err
-		}
-	}
-	return lease, nil
 }

@@ -34,8 +34,9 @@ type waiter struct {
 	agent  string
 	labels map[string]string
 	types  []string
-	places map[string]*list.Element // guarded by h.mu; empty once woken or closed
-	wake   chan string              // holds one: the job, "" to just look again
+	wake   chan<- struct{}
+	places []*list.Element // guarded by h.mu; one a type, in their order; none while it isn't in the lists
+	owed   []string        // guarded by h.mu; the jobs that it was woken for and has not taken
 }
 
 // maxPending bounds the jobs to find a poll for; beyond it all polls look.
@@ -45,30 +46,27 @@ func newHub(s store.Store) *hub {
 	return &hub{store: s, waiters: map[string]*list.List{}, pending: map[string]*store.Wants{}, kick: make(chan struct{}, 1)}
 }
 
-// enlist makes a poll known. From now on it can be woken, so the first look comes after this.
-func (h *hub) enlist(a *store.Agent, types []string) *waiter {
+// newWaiter makes one that isn't in the lists yet; wake, which holds one, tells that it is to look.
+func (h *hub) newWaiter(agent string, types []string, wake chan<- struct{}) *waiter {
 	types = slices.Compact(slices.Sorted(slices.Values(types)))
-	w := &waiter{h: h, agent: a.ID, labels: a.Labels, types: types, wake: make(chan string, 1)}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	w.insert()
-	return w
+	return &waiter{h: h, agent: agent, types: types, wake: wake}
 }
 
 func (w *waiter) insert() {
-	w.places = make(map[string]*list.Element, len(w.types))
-	for _, t := range w.types {
+	w.places = make([]*list.Element, len(w.types))
+	for i, t := range w.types {
 		l := w.h.waiters[t]
 		if l == nil {
 			l = list.New()
 			w.h.waiters[t] = l
 		}
-		w.places[t] = l.PushBack(w)
+		w.places[i] = l.PushBack(w)
 	}
 }
 
 func (w *waiter) remove() {
-	for t, e := range w.places {
+	for i, e := range w.places {
+		t := w.types[i]
 		l := w.h.waiters[t]
 		l.Remove(e)
 		if l.Len() == 0 {
@@ -78,36 +76,26 @@ func (w *waiter) remove() {
 	w.places = nil
 }
 
-// again puts a waiter back, with the labels that its agent has now; like enlist, it comes before the look.
-// A wake that it had not taken yet is its caller's to answer.
-func (w *waiter) again(a *store.Agent) (owed []string) {
+// enlist puts a waiter in the lists, or back, with the labels that its agent has now. From then on it can be woken, so the look comes
+// after this. The jobs that it was woken for meanwhile are its caller's to answer.
+func (w *waiter) enlist(labels map[string]string) (owed []string) {
 	w.h.mu.Lock()
 	defer w.h.mu.Unlock()
-	owed = w.untaken()
 	w.remove()
-	w.labels = a.Labels
+	w.labels = labels
 	w.insert()
+	owed, w.owed = w.owed, nil
 	return owed
-}
-
-// untaken empties the wake channel. A waiter in the lists has an empty one: the hub relies on it.
-func (w *waiter) untaken() []string {
-	select {
-	case job := <-w.wake:
-		return []string{job}
-	default:
-		return nil
-	}
 }
 
 // leave ends the wait. got is the job that the poll leaves with, "" for none; owed are jobs it was woken for and hasn't answered.
 func (w *waiter) leave(got string, owed ...string) {
 	w.h.mu.Lock()
 	w.remove()
-	owed = append(owed, w.untaken()...)
+	owed = append(owed, w.owed...)
 	w.h.mu.Unlock()
 	for _, job := range owed {
-		if job != "" && job != got {
+		if job != got {
 			w.h.offer(job, nil)
 		}
 	}
@@ -193,8 +181,9 @@ func (h *hub) wakeOne(ctx context.Context, id string, wants *store.Wants) bool {
 	for e := l.Front(); e != nil; e = e.Next() {
 		w := e.Value.(*waiter) //nolint:forcetypeassert // the list holds nothing else
 		if w.matches(wants) {
-			w.remove() // before the send: a waiter in the lists has room for one wake
-			w.wake <- id
+			w.remove()
+			w.owed = append(w.owed, id)
+			notify(w.wake)
 			return true
 		}
 	}
@@ -229,7 +218,7 @@ func (h *hub) wakeAll(ctx context.Context) {
 		defer h.mu.Unlock()
 		if len(w.places) > 0 {
 			w.remove()
-			w.wake <- ""
+			notify(w.wake)
 		}
 	})
 }

@@ -21,6 +21,9 @@ func (s *Server) Run(ctx context.Context) error {
 	wg.Go(func() { s.reapLoop(ctx) })
 	<-ctx.Done()
 	s.stopOnce.Do(func() { close(s.stopping) })
+	for _, sub := range s.topics.all() { // a hold that subscribes later sees it before it waits
+		sub.notify()
+	}
 	return nil
 }
 

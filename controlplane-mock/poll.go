@@ -17,36 +17,76 @@ import (
 // maxTypes bounds the types of one poll or link: far above what one agent handles.
 const maxTypes = 256
 
-// poll is what one poll asks for.
+// poll is one poll, and what it has while it waits.
 type poll struct {
 	id, process string
 	types       []string
-	wait        time.Duration
+	window      time.Duration
+
+	hold   *hold
+	waiter *waiter
+	agent  *subscription // an agent's own changes: revoked, another process, other labels
+	looked bool
+	owed   []string // jobs it was woken for and hasn't answered
+	got    string   // the job that it leaves with
 }
 
-// nextJob is the held poll (protocol §3). A held poll is what a fleet costs while nothing happens, so those who wait (this, waitForJob
-// and what calls them) have small frames, and leave to others what needs large ones: a goroutine's stack shrinks to half when
-// less than a quarter of it is in use, and with a job or two in these frames it would be 16 KiB an agent instead of 8.
+// nextJob is the held poll (protocol §3): it looks, and waits, and looks again when it is woken.
 func (s *Server) nextJob(c *call) error {
 	p, err := s.readPoll(c)
 	if err != nil {
 		return err
 	}
-	leave, ok := s.holds.enter(c.auth.Agent.ID)
+	h, ok := c.enter(p.window)
 	if !ok {
 		return unavailable(retryHold, "too many requests wait already")
 	}
-	defer leave()
-	offer, err := s.waitForJob(c, p)
+	p.hold = h
+	p.waiter = s.hub.newWaiter(c.auth.Agent.ID, p.types, h.wake)
+	p.agent = s.topics.subscribeWith(h.wake, agentTopic(c.auth.Agent.ID))
+	return p.next(c)
+}
+
+// next looks, and waits on if there is nothing.
+func (p *poll) next(c *call) error {
+	defer func() {
+		if c.then == nil {
+			p.close(c)
+		}
+	}()
+	if err := c.ctx().Err(); err != nil {
+		return err // don't lease for someone who has gone
+	}
+	if p.looked && p.hold.over(c.s) {
+		return c.answer(http.StatusNoContent, nil)
+	}
+	if err := p.enlist(c); err != nil {
+		return err
+	}
+	offer, err := p.look(c)
 	if err != nil {
 		return err
 	}
-	return s.answerPoll(c, offer)
+	if offer == nil {
+		p.owed = nil // the job that it was woken for is someone else's
+		p.looked = true
+		if p.hold.over(c.s) {
+			return c.answer(http.StatusNoContent, nil)
+		}
+		return c.wait(p.hold, p.next)
+	}
+	p.got = offer.Job.ID
+	return c.s.answerPoll(c, offer)
+}
+
+// close gives everything back.
+func (p *poll) close(c *call) {
+	c.leave(p.hold)
+	p.agent.close()
+	p.waiter.leave(p.got, p.owed...)
 }
 
 // readPoll checks all that a poll says.
-//
-//go:noinline
 func (s *Server) readPoll(c *call) (*poll, error) {
 	process, err := c.processID()
 	if err != nil {
@@ -63,22 +103,14 @@ func (s *Server) readPoll(c *call) (*poll, error) {
 	if err := c.currentProcess(process); err != nil {
 		return nil, err
 	}
-	select {
-	case <-s.stopping:
+	if s.isStopping() {
 		// A 204 would bring the agent straight back.
 		return nil, unavailable(time.Second, "the server is shutting down")
-	default:
 	}
-	return &poll{id: id, process: process, types: types, wait: wait}, nil
+	return &poll{id: id, process: process, types: types, window: wait}, nil
 }
 
-// answerPoll tells what came; nil: nothing.
-//
-//go:noinline
 func (s *Server) answerPoll(c *call, offer *store.Offer) error {
-	if offer == nil {
-		return c.answer(http.StatusNoContent, nil)
-	}
 	secrets, err := s.secrets(c.ctx())
 	if err != nil {
 		return err // the same poll id gets the offer again
@@ -113,77 +145,33 @@ func (s *Server) pollQuery(c *call) ([]string, time.Duration, error) {
 	return types, wait, nil
 }
 
-// waitForJob looks, and waits, and looks again when it is woken. nil: nothing came.
-func (s *Server) waitForJob(c *call, p *poll) (*store.Offer, error) {
-	w := s.hub.enlist(&c.auth.Agent, p.types)
-	var got string
-	var owed []string
-	defer func() { w.leave(got, owed...) }()
-	// An agent's own changes: revoked, another process, other labels.
-	sub := s.topics.subscribe(agentTopic(c.auth.Agent.ID))
-	defer sub.close()
-	end := time.NewTimer(p.wait)
-	defer end.Stop()
-	// The agent may have changed between its authentication and the subscription.
-	changed := true
-	for {
-		if changed {
-			if err := s.pollAgain(c, p, w); err != nil {
-				return nil, err
-			}
-			changed = false
+// enlist makes the poll known to the hub, as its agent is now.
+func (p *poll) enlist(c *call) error {
+	// The agent may also have changed between its authentication and the subscription.
+	changed := p.agent.news.Swap(false) || !p.looked
+	if changed {
+		if err := c.authenticate(); err != nil {
+			return err
 		}
-		offer, err := s.lookForJob(c, p)
-		if err != nil {
-			return nil, err
-		}
-		if offer != nil {
-			got = offer.Job.ID
-			return offer, nil
-		}
-		owed = nil // nothing for this poll: the job that it was woken for is someone else's
-		select {
-		case <-end.C:
-			return nil, nil //nolint:nilnil // the comment above says what it means
-		case <-s.stopping:
-			return nil, nil //nolint:nilnil // as above
-		case <-c.ctx().Done():
-			return nil, c.ctx().Err()
-		case job := <-w.wake:
-			owed = append(w.again(&c.auth.Agent), job)
-		case <-sub.wake:
-			changed = true
-		}
-		if c.ctx().Err() != nil {
-			// Don't lease for someone who has gone.
-			return nil, c.ctx().Err()
+		if err := c.currentProcess(p.process); err != nil {
+			return err
 		}
 	}
-}
-
-// pollAgain goes on for an agent that may have changed.
-//
-//go:noinline
-func (s *Server) pollAgain(c *call, p *poll, w *waiter) error {
-	if err := c.authenticate(); err != nil {
-		return err
-	}
-	if err := c.currentProcess(p.process); err != nil {
-		return err
-	}
-	// What came for its old labels goes to whoever matches now.
-	for _, job := range w.again(&c.auth.Agent) {
-		s.hub.offer(job, nil)
+	p.owed = p.waiter.enlist(c.auth.Agent.Labels)
+	if changed {
+		// What came for its old labels goes to whoever matches now.
+		for _, job := range p.owed {
+			c.s.hub.offer(job, nil)
+		}
+		p.owed = nil
 	}
 	return nil
 }
 
-// lookForJob leases the job that goes to this poll, if there is one now; nil: there isn't.
-//
-//go:noinline
-func (s *Server) lookForJob(c *call, p *poll) (*store.Offer, error) {
-	offer, err := s.store.Lease(c.ctx(), store.LeaseParams{
-		AgentID: c.auth.Agent.ID, Labels: c.auth.Agent.Labels, Types: p.types, PollID: p.id, TTL: s.leaseTTL(),
+// look leases the job that goes to this poll, if there is one now; nil: there isn't.
+func (p *poll) look(c *call) (*store.Offer, error) {
+	offer, err := c.s.store.Lease(c.ctx(), store.LeaseParams{
+		AgentID: c.auth.Agent.ID, Labels: c.auth.Agent.Labels, Types: p.types, PollID: p.id, TTL: c.s.leaseTTL(),
 	})
 	switch {
 	case errors.Is(err, store.ErrNoJob):

@@ -46,11 +46,10 @@ func (s *Server) activate(c *call) error {
 	if err := c.currentProcess(process); err != nil {
 		return err
 	}
-	leave, ok := s.holds.enter(c.auth.Agent.ID)
-	if !ok {
+	if !s.holds.enter(c.auth.Agent.ID) {
 		return unavailable(retryHold, "too many requests wait already")
 	}
-	defer leave()
+	defer s.holds.leave(c.auth.Agent.ID)
 	got, err := s.waitForQueries(c, process, query.Worker{
 		AgentID: c.auth.Agent.ID, Type: kind, Connectors: s.announced(c, kind, connectors),
 		Max: int(min(most, 1<<20)), Wait: wait,

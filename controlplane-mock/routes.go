@@ -10,23 +10,24 @@ import (
 
 // route is one path with what it does for each method.
 type route struct {
-	path string
-	by   map[string]endpoint
+	path    string
+	by      map[string]endpoint
+	inPlace bool // its endpoints may wait within themselves, see serve
 }
 
 // agentRoutes are the protocol's, and adminRoutes the reference control plane's own. Tests walk both.
 func (s *Server) agentRoutes() []route {
 	return []route{
-		{"/agent/v1/link/challenge", on("POST", forChallenge(s.challenge))},
-		{"/agent/v1/link", on("POST", forLink(s.link))},
-		{"/agent/v1/jobs/next", on("GET", asAgent(s.nextJob))},
-		{"/agent/v1/jobs/{id}/heartbeat", on("POST", asAgent(s.heartbeat))},
-		{"/agent/v1/jobs/{id}/complete", on("POST", asAgent(s.complete))},
-		{"/agent/v1/jobs/{id}/release", on("POST", asAgent(s.release))},
-		{"/agent/v1/jobs/{id}/attempts/{n}/logs", on("POST", asAgent(s.appendLog))},
-		{"/agent/v1/jobs/{id}/attempts/{n}/logs/next", on("GET", asAgent(s.logNext))},
-		{"/agent/v1/queries/activate", on("POST", asAgent(s.activate))},
-		{"/agent/v1/queries/{id}/answer", on("POST", asAgent(s.answerQuery))},
+		{path: "/agent/v1/link/challenge", by: on("POST", forChallenge(s.challenge))},
+		{path: "/agent/v1/link", by: on("POST", forLink(s.link))},
+		{path: "/agent/v1/jobs/next", by: on("GET", asAgent(s.nextJob))},
+		{path: "/agent/v1/jobs/{id}/heartbeat", by: on("POST", asAgent(s.heartbeat))},
+		{path: "/agent/v1/jobs/{id}/complete", by: on("POST", asAgent(s.complete))},
+		{path: "/agent/v1/jobs/{id}/release", by: on("POST", asAgent(s.release))},
+		{path: "/agent/v1/jobs/{id}/attempts/{n}/logs", by: on("POST", asAgent(s.appendLog))},
+		{path: "/agent/v1/jobs/{id}/attempts/{n}/logs/next", by: on("GET", asAgent(s.logNext))},
+		{path: "/agent/v1/queries/activate", by: on("POST", asAgent(s.activate)), inPlace: true},
+		{path: "/agent/v1/queries/{id}/answer", by: on("POST", asAgent(s.answerQuery))},
 	}
 }
 
@@ -34,26 +35,26 @@ func (s *Server) adminRoutes() []route {
 	jobs := on("GET", asAdmin(s.listJobs))
 	jobs["POST"] = asAdmin(s.submit)
 	return []route{
-		{"/api/v1/jobs", jobs},
-		{"/api/v1/jobs/{id}", on("GET", asAdmin(s.getJob))},
-		{"/api/v1/jobs/{id}/cancel", on("POST", asAdmin(s.cancelJob))},
-		{"/api/v1/jobs/{id}/retry", on("POST", asAdmin(s.retryJob))},
-		{"/api/v1/jobs/{id}/logs", on("GET", asAdmin(s.readLog))},
-		{"/api/v1/agents", on("GET", asAdmin(s.listAgents))},
-		{"/api/v1/agents/{id}", on("GET", asAdmin(s.getAgent))},
-		{"/api/v1/agents/{id}/revoke", on("POST", asAdmin(s.revokeAgent))},
-		{"/api/v1/agents/{id}/restore", on("POST", asAdmin(s.restoreAgent))},
-		{"/api/v1/agents/{id}/expire-key", on("POST", asAdmin(s.expireKey))},
-		{"/api/v1/enrolment-tokens", on("POST", asAdmin(s.mintToken))},
-		{"/api/v1/queries", on("POST", asAdmin(s.ask))},
-		{"/metrics", on("GET", s.serveMetrics)},
+		{path: "/api/v1/jobs", by: jobs},
+		{path: "/api/v1/jobs/{id}", by: on("GET", asAdmin(s.getJob))},
+		{path: "/api/v1/jobs/{id}/cancel", by: on("POST", asAdmin(s.cancelJob))},
+		{path: "/api/v1/jobs/{id}/retry", by: on("POST", asAdmin(s.retryJob))},
+		{path: "/api/v1/jobs/{id}/logs", by: on("GET", asAdmin(s.readLog)), inPlace: true},
+		{path: "/api/v1/agents", by: on("GET", asAdmin(s.listAgents))},
+		{path: "/api/v1/agents/{id}", by: on("GET", asAdmin(s.getAgent))},
+		{path: "/api/v1/agents/{id}/revoke", by: on("POST", asAdmin(s.revokeAgent))},
+		{path: "/api/v1/agents/{id}/restore", by: on("POST", asAdmin(s.restoreAgent))},
+		{path: "/api/v1/agents/{id}/expire-key", by: on("POST", asAdmin(s.expireKey))},
+		{path: "/api/v1/enrolment-tokens", by: on("POST", asAdmin(s.mintToken))},
+		{path: "/api/v1/queries", by: on("POST", asAdmin(s.ask)), inPlace: true},
+		{path: "/metrics", by: on("GET", s.serveMetrics)},
 	}
 }
 
 func (s *Server) healthRoutes() []route {
 	return []route{
-		{"/healthz", on("GET", s.healthz)},
-		{"/readyz", on("GET", s.readyz)},
+		{path: "/healthz", by: on("GET", s.healthz)},
+		{path: "/readyz", by: on("GET", s.readyz)},
 	}
 }
 
@@ -69,14 +70,14 @@ func (s *Server) handler(routes ...[]route) http.Handler {
 			if !ok {
 				e = methodNotAllowed(r.by)
 			}
-			s.serve(w, req, r.path, e)
+			s.serve(w, req, r.path, e, r.inPlace)
 		})
 	}
 	unknown := func(*call) error { return notFound("no such route") }
-	mux.HandleFunc("/", func(w http.ResponseWriter, req *http.Request) { s.serve(w, req, "unknown", unknown) })
+	mux.HandleFunc("/", func(w http.ResponseWriter, req *http.Request) { s.serve(w, req, "unknown", unknown, false) })
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if p := req.URL.Path; req.Method == http.MethodConnect || !strings.HasPrefix(p, "/") || path.Clean(p) != strings.TrimSuffix(p, "/") && p != "/" {
-			s.serve(w, req, "unknown", unknown)
+			s.serve(w, req, "unknown", unknown, false)
 			return
 		}
 		mux.ServeHTTP(w, req)

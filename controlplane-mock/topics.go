@@ -1,7 +1,9 @@
 package controlplane
 
 import (
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -9,7 +11,7 @@ import (
 // remembers one wake, so nothing is lost between subscribing and waiting, and many events are one.
 type topics struct {
 	mu   sync.Mutex
-	subs map[string]map[*subscription]struct{} // guarded by mu
+	subs map[string][]*subscription // guarded by mu; by key, few each
 }
 
 // subscription is one waiter's. The owner waits on wake and must close it.
@@ -17,6 +19,7 @@ type subscription struct {
 	t    *topics
 	keys []string
 	wake chan struct{} // holds one
+	news atomic.Bool   // since the owner asked last
 }
 
 func jobTopic(id string) string   { return "job:" + id }
@@ -24,17 +27,19 @@ func logTopic(id string) string   { return "log:" + id }
 func agentTopic(id string) string { return "agent:" + id }
 
 func (t *topics) subscribe(keys ...string) *subscription {
-	s := &subscription{t: t, keys: keys, wake: make(chan struct{}, 1)}
+	return t.subscribeWith(make(chan struct{}, 1), keys...)
+}
+
+// subscribeWith wakes through a channel, which holds one, that there are other reasons for, too.
+func (t *topics) subscribeWith(wake chan struct{}, keys ...string) *subscription {
+	s := &subscription{t: t, keys: keys, wake: wake}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.subs == nil {
-		t.subs = map[string]map[*subscription]struct{}{}
+		t.subs = map[string][]*subscription{}
 	}
 	for _, k := range keys {
-		if t.subs[k] == nil {
-			t.subs[k] = map[*subscription]struct{}{}
-		}
-		t.subs[k][s] = struct{}{}
+		t.subs[k] = append(t.subs[k], s)
 	}
 	return s
 }
@@ -43,7 +48,7 @@ func (s *subscription) close() {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
 	for _, k := range s.keys {
-		delete(s.t.subs[k], s)
+		s.t.subs[k] = slices.DeleteFunc(s.t.subs[k], func(other *subscription) bool { return other == s })
 		if len(s.t.subs[k]) == 0 {
 			delete(s.t.subs, k)
 		}
@@ -51,16 +56,14 @@ func (s *subscription) close() {
 }
 
 func (s *subscription) notify() {
-	select {
-	case s.wake <- struct{}{}:
-	default: // one wake is enough for any number of events
-	}
+	s.news.Store(true)
+	notify(s.wake)
 }
 
 func (t *topics) publish(key string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for s := range t.subs[key] {
+	for _, s := range t.subs[key] {
 		s.notify()
 	}
 }
@@ -72,7 +75,7 @@ func (t *topics) all() []*subscription {
 	seen := map[*subscription]struct{}{}
 	list := make([]*subscription, 0, len(t.subs))
 	for _, subs := range t.subs {
-		for s := range subs {
+		for _, s := range subs {
 			if _, dup := seen[s]; !dup {
 				seen[s] = struct{}{}
 				list = append(list, s)
@@ -92,25 +95,27 @@ type holds struct {
 }
 
 // enter takes a place; leave must be called if ok.
-func (h *holds) enter(agent string) (leave func(), ok bool) {
+func (h *holds) enter(agent string) (ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.total >= h.max || agent != "" && h.byAgent[agent] >= h.perAgent {
-		return nil, false
+		return false
 	}
 	h.total++
 	if h.byAgent == nil {
 		h.byAgent = map[string]int{}
 	}
 	h.byAgent[agent]++
-	return func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.total--
-		if h.byAgent[agent]--; h.byAgent[agent] == 0 {
-			delete(h.byAgent, agent)
-		}
-	}, true
+	return true
+}
+
+func (h *holds) leave(agent string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.total--
+	if h.byAgent[agent]--; h.byAgent[agent] == 0 {
+		delete(h.byAgent, agent)
+	}
 }
 
 func (h *holds) count() int {

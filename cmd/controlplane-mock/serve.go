@@ -101,6 +101,14 @@ func (a *app) serve(ctx context.Context, o serveOptions, log *zap.Logger) (err e
 		log.Info("admin token written", zap.String("file", o.tokenFile))
 	}
 	a.greet(greeting{urls: s.urls(tlsCfg != nil), tokenFile: o.tokenFile, caFile: caFile, clientCA: o.tls.clientCA != "", faults: o.faults})
+	if a.getenv("GOGC") != "" {
+		return s.run(ctx)
+	}
+	tuned, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { tuneCollector(tuned) })
+	defer wg.Wait()
+	defer stop()
 	return s.run(ctx)
 }
 
