@@ -40,13 +40,17 @@ func newAgent(t *testing.T, w *world, name string, types ...string) *agent {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ch, err := a.c.Challenge(t.Context(), protocol.ChallengeRequest{PublicKey: pub})
-	if err != nil {
-		t.Fatal(err)
-	}
 	req := protocol.LinkRequest{Name: name, Types: types, ProcessID: "boot." + name, Start: true}
-	protocol.SignLink(&req, priv, ch)
-	link, _, err := a.c.Link(t.Context(), token, req)
+	var link protocol.Link
+	err = a.persist(t.Context(), func() error { // two thousand of them beside other trials: one or the other isn't answered in time
+		ch, err := a.c.Challenge(t.Context(), protocol.ChallengeRequest{PublicKey: pub})
+		if err != nil {
+			return err
+		}
+		protocol.SignLink(&req, priv, ch)
+		link, _, err = a.c.Link(t.Context(), token, req)
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
