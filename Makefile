@@ -56,6 +56,10 @@ bench: build ## Measure speed and memory, as ratios side by side in one run
 	$(GO) build -trimpath -o bin/ ./test/bench
 	bin/bench --bin bin
 
+.PHONY: simulate
+simulate: ## Simulate 100,000 agents on eight instances, and what happens to them (SIM="--scenario sweep" for more)
+	$(GO) run ./test/simulation --agents 100000 --instances 8 $(SIM)
+
 .PHONY: soak
 soak: build ## The field trials at their full sizes (an hour, 20 GB of disk)
 	AGENTD_SOAK=1 $(GO) test -timeout 120m -count=1 $(PKG)

@@ -42,6 +42,7 @@ type call struct {
 	index int // in at.calls
 	over  bool
 	beat  bool   // a heartbeat's
+	fresh bool   // on a connection of its own
 	leave func() // ends its hold
 	wake  func() // of a held heartbeat: something may have changed
 	reply func(result)
@@ -117,11 +118,12 @@ func (in *instance) stop() {
 
 // open begins a call from an agent. limit is the client's patience. nil: nobody is there to answer.
 func (w *world) open(a *agent, limit time.Duration, reply func(result)) *call {
-	if a.home == nil && !w.connect(a) {
+	fresh := a.home == nil
+	if fresh && !w.connect(a) {
 		w.after(0, func() { reply(cut) })
 		return nil
 	}
-	c := &call{at: a.home, index: len(a.home.calls)}
+	c := &call{at: a.home, index: len(a.home.calls), fresh: fresh}
 	c.reply = func(r result) {
 		if r == cut && a.home == c.at {
 			a.home = nil // the next call is on a fresh connection, wherever the balancer sends it
@@ -218,7 +220,11 @@ func (in *instance) hold(c *call) bool {
 
 // serve is how every call begins: some CPU, and whose it is. The caller answers with the rest of the CPU.
 func (in *instance) serve(c *call, a *agent, cpu time.Duration, then func()) {
-	in.work(cpu, c, func() {
+	first := cpu
+	if c.fresh {
+		first += in.w.cfg.dial
+	}
+	in.work(first, c, func() {
 		in.authenticate(a, func(ok bool) {
 			switch {
 			case c.over:
