@@ -110,7 +110,7 @@ func (s *Shipper) advance(l *lane, next int64) {
 	s.counters.acked.Add(stored)
 	l.next = next
 	l.gaps = slices.DeleteFunc(l.gaps, func(g span) bool { return g.next <= next })
-	if l.spoolNext > 0 {
+	if s.cfg.Spool != nil { // it may hold a part of what it refused
 		s.cfg.Spool.Ack(l.key, next)
 	}
 	s.release(l)

@@ -183,6 +183,7 @@ func (s *Shipper) spill(ctx context.Context, group []spillable) error {
 		if err == nil {
 			s.spilled(l, one)
 		}
+		s.cfg.Spool.Ack(l.key, l.next) // the server may have taken some of it meanwhile; a group that was refused may be there in part
 		s.release(l)
 		s.wake(l)
 		s.settleEnd(l)
@@ -214,7 +215,6 @@ func (s *Shipper) spilled(l *lane, one spillable) {
 	for _, h := range one.holes {
 		s.addGap(l, span{first: h.first, next: h.next, reason: h.reason})
 	}
-	s.cfg.Spool.Ack(l.key, l.next) // the server may have taken some of it meanwhile
 }
 
 // describe tells the spool whose batches these are.

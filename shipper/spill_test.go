@@ -1,6 +1,7 @@
 package shipper
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -296,6 +297,42 @@ func TestFinalSaysWhereTheLogEnds(t *testing.T) {
 		r.flush()
 		if f := v.log(ref("a")).final; f != 10 {
 			t.Errorf("final at %d, want 10", f)
+		}
+	})
+}
+
+// halfSpool takes the first batch that it is given, and then it is full.
+type halfSpool struct{ *memSpool }
+
+func (h halfSpool) Append(ctx context.Context, batches ...spool.Batch) error {
+	if h.count() == 0 {
+		if err := h.memSpool.Append(ctx, batches[:1]...); err != nil {
+			return err
+		}
+	}
+	return spool.ErrFull
+}
+
+// What the spool has stored of a group that it refused is acknowledged, too, or it would hold that for ever.
+func TestWhatARefusedGroupLeftInTheSpoolIsAcknowledged(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		v, m := newServer(), newMemSpool()
+		back := v.away()
+		cfg := config(t, v)
+		cfg.Spool = halfSpool{m}
+		r := start(t, v, cfg)
+		l := r.open("a")
+		r.print(l, protocol.Stdout, numbered(1, 10))
+		time.Sleep(spillAge + 2*spillTick)
+		if m.count() != 1 {
+			t.Fatalf("%d appends, want one", m.count())
+		}
+		l.Close()
+		back()
+		r.flush()
+		r.want("a", numbered(1, 10))
+		if held := m.Attempts(); len(held) != 0 {
+			t.Errorf("the spool still holds %+v", held)
 		}
 	})
 }
