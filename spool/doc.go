@@ -68,8 +68,9 @@
 //     batch may then be there twice, which dense numbers make harmless), torn ones are passed over.
 //     Entries are written in the order of Append, each in a transaction of its own, so that a killed
 //     process leaves a beginning of what was under way and never its middle: whoever still has the
-//     rest can go by the highest number. The torn one is the last, and isn't in the write-ahead log,
-//     which lists what was synced.
+//     rest can go by the highest number. (For the same reason nothing of a call is written behind what
+//     was refused.) The torn one is the last, and isn't in the write-ahead log, which lists what was
+//     synced. That log, too, may be torn at its end.
 //   - A crash while an epoch is made leaves OPENING, or an empty log: trash.
 //   - A crash while it is sealed leaves no INDEX: it is scanned at the next start, once.
 //   - A crash while it is removed leaves it under its old name (then its numbers are acknowledged

@@ -234,6 +234,9 @@ func (e *epoch) load() (loaded bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	if e.file != nil { // it couldn't be scanned when it was sealed
+		_ = e.file.Close() // only read
+	}
 	e.file = file
 	e.ix = ix
 	return true, nil

@@ -27,11 +27,12 @@ type chunk struct {
 	barrier chan struct{} // not a chunk: everything before it is settled
 }
 
-// group is the calls that went together. Only the syncer touches left and err once chunks are under way.
+// group is the calls that went together. Once chunks are under way, only the syncer touches left and err, and only the writer failed.
 type group struct {
 	requests []*request
 	left     int
 	err      error
+	failed   error // of a chunk that won't be written. None behind it is written either: a kill would leave a call's end without its middle
 }
 
 // group collects the calls that are under way, so that they share one fsync. It waits only for
@@ -94,10 +95,13 @@ func (s *Spool) write(c *chunk) {
 
 func (s *Spool) writeOnce(c *chunk) {
 	c.start = time.Now()
+	if c.group.failed != nil {
+		s.giveUp(c, c.group.failed)
+		return
+	}
 	e, entries, err := s.writable(c.items)
 	if err != nil {
-		c.err = err
-		s.syncs <- c
+		s.giveUp(c, err)
 		return
 	}
 	s.mu.Lock()
@@ -115,18 +119,27 @@ func (s *Spool) writeOnce(c *chunk) {
 	for _, it := range c.items {
 		e.met[it.attempt] = true
 	}
-	if err := e.kv.commit(entries); err != nil {
-		s.mu.Lock()
-		e.broken = true // the syncer refuses it
-		s.mu.Unlock()
-		s.log.Error("commit failed", zap.Uint64("epoch", e.id), zap.Error(err))
+	if !e.isBroken(s) { // else the syncer refuses it behind what broke it
+		if err := e.kv.commit(entries); err != nil {
+			s.mu.Lock()
+			e.broken = true
+			s.mu.Unlock()
+			s.log.Error("commit failed", zap.Uint64("epoch", e.id), zap.Error(err))
+		}
 	}
 	for i := range c.items { // between them are the metas
 		for !bytes.Equal(entries[0].key, c.items[i].key) {
 			entries = entries[1:]
 		}
 		c.items[i].ref.valueAt = entries[0].valueAt
+		entries = entries[1:]
 	}
+	s.syncs <- c
+}
+
+// giveUp has a chunk answered that won't be written.
+func (s *Spool) giveUp(c *chunk, err error) {
+	c.err, c.group.failed = err, err
 	s.syncs <- c
 }
 
@@ -135,6 +148,20 @@ func (s *Spool) barrier() {
 	c := &chunk{barrier: make(chan struct{})}
 	s.syncs <- c
 	<-c.barrier
+}
+
+// settleAll waits as barrier does, until nothing is refused any more: each chunk is tried a few times only.
+func (s *Spool) settleAll() {
+	for {
+		s.barrier()
+		s.mu.Lock()
+		none := len(s.refused) == 0
+		s.mu.Unlock()
+		if none {
+			return
+		}
+		s.retry()
+	}
 }
 
 // retry writes what an epoch refused into a new one, in order. A handle that failed is never written
@@ -160,8 +187,7 @@ func (s *Spool) retry() {
 		}
 		for _, c := range refused {
 			if c.tries++; c.tries >= commitTries {
-				c.err = fmt.Errorf("spool: append: %d epochs failed one after the other", c.tries)
-				s.syncs <- c
+				s.giveUp(c, fmt.Errorf("spool: append: %d epochs failed one after the other", c.tries))
 				continue
 			}
 			s.writeOnce(c)

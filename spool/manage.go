@@ -30,6 +30,7 @@ func (s *Spool) openEpoch() (*epoch, error) {
 		s.awaitSeal(s.sealing) // what it gives back is needed, and what its closing writes must find room
 	}
 	for size := s.epochSize; size >= minEpochSize; size = s.smaller(size) {
+		err = nil // of a larger one
 		for !s.roomFor(size) {
 			if err = ErrFull; !s.dropShipped() {
 				break

@@ -104,7 +104,8 @@ func (m *mirror) close() error {
 }
 
 // mappingOf finds where this process has mapped f from its beginning on, to be written to. Not every file system shows one inode
-// number everywhere, and not every path is shown as it was opened: one of the two has to fit, with the file's name.
+// number everywhere, and not every path is shown as it was opened. So the path has to fit, or else, with the file's name, the inode
+// number, which a file on another file system may have as well.
 func mappingOf(f *os.File) (uintptr, error) {
 	path, err := filepath.EvalSymlinks(f.Name()) // epochs are under an absolute directory
 	if err != nil {
@@ -119,20 +120,30 @@ func mappingOf(f *os.File) (uintptr, error) {
 	if err != nil {
 		return 0, err
 	}
+	var byPath, byInode []uintptr
 	for line := range strings.Lines(string(maps)) {
 		// 7f…-7f… rw-s 00000000 fe:00 1234   /path
 		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 6)
 		if len(fields) < 6 || fields[1] != "rw-s" || strings.Trim(fields[2], "0") != "" {
 			continue
 		}
-		shown := strings.TrimLeft(fields[5], " ")
-		if shown != path && (fields[4] != inode || filepath.Base(shown) != filepath.Base(path)) {
+		low, _, _ := strings.Cut(fields[0], "-")
+		at, err := strconv.ParseUint(low, 16, 64)
+		if err != nil {
 			continue
 		}
-		low, _, _ := strings.Cut(fields[0], "-")
-		if at, err := strconv.ParseUint(low, 16, 64); err == nil {
-			return uintptr(at), nil
+		switch shown := strings.TrimLeft(fields[5], " "); {
+		case shown == path:
+			byPath = append(byPath, uintptr(at))
+		case fields[4] == inode && filepath.Base(shown) == filepath.Base(path):
+			byInode = append(byInode, uintptr(at))
 		}
 	}
-	return 0, fmt.Errorf("%s: badger's mapping of it isn't among this process's", path)
+	if len(byPath) == 0 {
+		byPath = byInode
+	}
+	if len(byPath) != 1 {
+		return 0, fmt.Errorf("%s: %d of this process's mappings may be badger's of it", path, len(byPath))
+	}
+	return byPath[0], nil
 }

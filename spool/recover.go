@@ -184,7 +184,6 @@ func (s *Spool) loseEpoch(e *epoch, reason, detail string) {
 	}
 	if err := s.writeHoles(); err != nil {
 		s.log.Warn("holes weren't written", zap.Error(err))
-		s.holesDirty = true
 	}
 	s.quarantine(e.dir, epochName(e.id))
 }

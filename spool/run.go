@@ -64,8 +64,7 @@ func (s *Spool) Close() error {
 }
 
 func (s *Spool) finish() error {
-	s.barrier()
-	s.retry()
+	s.settleAll()
 	var err error
 	if s.open != nil {
 		err = s.sealOpen()
@@ -169,7 +168,7 @@ func (s *Spool) persist(last bool) {
 	holes := s.holesDirty
 	s.mu.Unlock()
 	if holes {
-		if err := s.writeHoles(); err != nil {
+		if err := s.writeHoles(); err != nil && !isFull(err) {
 			s.log.Warn("holes weren't written", zap.Error(err))
 		}
 	}

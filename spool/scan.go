@@ -209,7 +209,9 @@ func (res *scanResult) scanWAL(path string, log *logReader, seen map[int64]bool)
 			err = res.takePointer(wal, e, log, seen)
 		}
 		if err != nil {
-			res.damage = append(res.damage, fmt.Errorf("%s at %d: %w", walName, at, err))
+			if !wal.torn(at, e.size) {
+				res.damage = append(res.damage, fmt.Errorf("%s at %d: %w", walName, at, err))
+			}
 			break // an entry that fails its checksum says nothing of where the next one is
 		}
 		at += e.size

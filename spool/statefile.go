@@ -86,8 +86,15 @@ func (s *Spool) writeCursors(durable bool) error {
 	return replaceFile(filepath.Join(s.cfg.Dir, cursorsName), frame(kindCursors, body), durable)
 }
 
-// writeHoles is durable before what it stands for goes.
-func (s *Spool) writeHoles() error {
+// writeHoles is durable before what it stands for goes. What can't be written now is tried again with the next tick.
+func (s *Spool) writeHoles() (err error) {
+	defer func() {
+		if err != nil {
+			s.mu.Lock()
+			s.holesDirty = true
+			s.mu.Unlock()
+		}
+	}()
 	s.mu.Lock()
 	hs := map[string]holesOf{}
 	for id, a := range s.attempts {

@@ -120,6 +120,28 @@ func (l *logReader) entry(at int64) (logEntry, error) {
 	return e, nil
 }
 
+// torn says whether the write-ahead log ends within the entry at the position; size 0 = its own header can't be read. A kill
+// leaves the beginning of what was being written, up to where a memory page ends, and behind it the zeros that the file was made of.
+func (l *logReader) torn(at, size int64) bool {
+	const (
+		page = 4 << 10
+		most = vlogEntryHeader + maxKey + versionSuffix + valuePointer + vlogSum
+	)
+	if size == 0 {
+		size = vlogEntryHeader
+	}
+	cut := (at/page + 1) * page
+	if cut >= min(at+size, l.end) || size > most {
+		return false
+	}
+	for ; cut < l.end; cut += page {
+		if b, err := l.peek(cut, page); err != nil || !allZero(b) {
+			return false
+		}
+	}
+	return true
+}
+
 // resync finds the next value of ours behind damage: by its magic, by the key that stands before it,
 // and by the checksum over both. What the entry's own header says isn't needed.
 func (l *logReader) resync(from int64) (logEntry, bool) {
