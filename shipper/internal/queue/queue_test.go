@@ -314,3 +314,37 @@ func FuzzParse(f *testing.F) {
 		parse(b, int64(len(b)), lay, true)
 	})
 }
+
+// A read that stopped at a memory page's end is made a run at the next start. Killed before that becomes true, the start after it
+// finds the same bytes, and none of those that were never read.
+func TestC1KilledWhileAnIntentBecomesARun(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "queue")
+	o := Options{Size: 16 << 20} // its pages are of several memory pages
+	q, _, err := Open(path, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := q.Begin(Ident{JobID: "job", Attempt: 1, MaxLine: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := a.Raw(0)
+	if _, err := r.Space(false); err != nil {
+		t.Fatal(err)
+	}
+	want := bytes.Repeat([]byte("line\n"), (osPage-pageHead-runHead)/5)
+	copy(r.Intend(len(want)+10, 1), want)
+	q.commitRun(q.page(r.into), a.gen, r.off, 0, len(want))
+	store(q.page(r.into)[r.off:], runIntent) // the last store wasn't made
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	q, found, err := Open(path, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	if got, lost := content(found.Attempts[0], 0); lost != 0 || !bytes.Equal(got, want) {
+		t.Errorf("%d bytes are there, %d lost, ending in %q; want %d bytes", len(got), lost, got[max(0, len(got)-12):], len(want))
+	}
+}

@@ -140,6 +140,7 @@ func (r *Raw) Commit(n int) {
 // commitRun turns an intent into a run: everything but the last store is nothing without it.
 func (q *File) commitRun(page []byte, gen uint64, off int, pos int64, n int) {
 	h, at := page[off:], off+runHead
+	le.PutUint32(h[4:], uint32(n)) // the next header goes where the sentinel of what wasn't read may be
 	if next := int(align(int64(at + n))); next+runHead <= len(page) {
 		store(page[next:], runNone)
 	}
