@@ -65,7 +65,7 @@ func TestAgainstTheRealThing(t *testing.T) {
 				{"heartbeats a second", seen.beats, float64(len(model.seen.late)) / watched.Seconds(), 1.1},
 				{"CPU of the instances, cores", seen.servers, model.servers.Seconds() / watched.Seconds(), 2},
 				{"CPU of the database, cores", seen.database, model.db.Seconds() / watched.Seconds(), 2},
-				{"late, ms, p50", ms(at(seen.late, 0.5)), ms(at(model.seen.late, 0.5)), 2},
+				{"late, ms, p50", ms(at(seen.late, 0.5)), ms(at(model.seen.late, 0.5)), 0},
 				{"p99", ms(at(seen.late, 0.99)), ms(at(model.seen.late, 0.99)), 0},
 				{"most", ms(at(seen.late, 1)), ms(at(model.seen.late, 1)), 0},
 				{"jobs taken away", float64(seen.lost), float64(model.seen.lost), 0},
@@ -74,6 +74,10 @@ func TestAgainstTheRealThing(t *testing.T) {
 				if v.within > 0 && (v.seen > v.within*v.model || v.model > v.within*v.seen) {
 					t.Errorf("%s: %.3f in reality and %.3f by the model are more than a factor of %.1f apart", v.what, v.seen, v.model, v.within)
 				}
+			}
+			// The model's timers are exact: 3 s being thirty gaps, each renewal just misses a flush. Real ones drift past that.
+			if apart := (at(seen.late, 0.5) - at(model.seen.late, 0.5)).Abs(); apart > 2*renewGap {
+				t.Errorf("p50 of the lateness is %v apart; want two gaps at most", apart)
 			}
 			if seen.lost > 0 {
 				t.Errorf("%d jobs were taken from agents that lived", seen.lost)
