@@ -28,6 +28,7 @@ type request struct {
 type item struct {
 	entry
 	attempt string
+	meta    []byte // the attempt's
 	ref     ref
 }
 
@@ -55,7 +56,7 @@ func (s *Spool) Append(ctx context.Context, batches ...Batch) error {
 			ref: ref{first: b.First, next: b.Next(), valueLen: int64(len(v)), decoded: b.Decoded, stored: h.stored},
 		})
 	}
-	if err := s.haveMeta(batches); err != nil {
+	if err := s.addMeta(r.items); err != nil {
 		return err
 	}
 	s.arriving.Add(1)
@@ -79,13 +80,16 @@ func (s *Spool) Append(ctx context.Context, batches ...Batch) error {
 	}
 }
 
-func (s *Spool) haveMeta(batches []Batch) error {
+// addMeta has each item carry its attempt's meta: what the spool knows of an attempt may go before the writer comes to it.
+func (s *Spool) addMeta(items []item) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, b := range batches {
-		if a := s.attempts[b.Attempt]; a == nil || a.meta == nil {
-			return fmt.Errorf("%w: %s: SetMeta comes first", ErrInvalid, b.Attempt)
+	for i := range items {
+		a := s.attempts[items[i].attempt]
+		if a == nil || a.meta == nil {
+			return fmt.Errorf("%w: %s: SetMeta comes first", ErrInvalid, items[i].attempt)
 		}
+		items[i].meta = a.meta
 	}
 	return nil
 }

@@ -210,6 +210,7 @@ func TestDeadLettersOrphansAndTheLock(t *testing.T) {
 		t.Fatalf("got %+v, %+v", in, st)
 	}
 	r.stop()
+	r.SetMeta("a/1", []byte("m"))
 	if err := r.Append(context.Background(), batch("a/1", 0, 1, 1)); !errors.Is(err, ErrClosed) {
 		t.Fatalf("got %v", err)
 	}

@@ -162,6 +162,7 @@ func TestC7DiskFullBySomebodyElse(t *testing.T) {
 				case <-time.After(10 * time.Second):
 					t.Fatal("the drained epochs didn't make room")
 				}
+				r.SetMeta("a/1", []byte("m"))
 				must(t, r.Append(t.Context(), batch("a/1", next, 10, 200<<10)))
 				r.stop()
 				f.free()
@@ -182,6 +183,7 @@ func TestC7DiskFullByUs(t *testing.T) {
 			for range 2 {
 				var err error
 				for err == nil {
+					r.SetMeta("a/1", []byte("m"))
 					if err = r.Append(t.Context(), batch("a/1", next, 1, 200<<10)); err == nil {
 						next++
 					}

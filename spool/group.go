@@ -283,12 +283,12 @@ func (s *Spool) committed(e *epoch, chunks []*chunk) {
 		for _, it := range c.items {
 			sp, a := e.ix.spans[it.attempt], s.attempt(it.attempt)
 			if sp == nil {
-				e.ix.setMeta(it.attempt, a.meta)
+				e.ix.setMeta(it.attempt, it.meta)
 			} else if it.ref.first < sp.next {
 				sort = true
 			}
 			e.ix.add(it.attempt, it.ref)
-			a.end = max(a.end, it.ref.next)
+			a.end, a.meta, a.expected = max(a.end, it.ref.next), it.meta, false
 			s.appended++
 			s.appendBytes += uint64(it.ref.valueLen)
 		}

@@ -220,6 +220,9 @@ func (s *Spool) remove(e *epoch) bool {
 	s.mu.Lock()
 	s.quarantined = quarantined
 	s.epochs = slices.DeleteFunc(s.epochs, func(x *epoch) bool { return x == e })
+	for id := range e.spans {
+		s.forget(id)
+	}
 	s.mu.Unlock()
 	return moved
 }

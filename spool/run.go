@@ -97,7 +97,7 @@ func (s *Spool) finish() error {
 // writable returns the open epoch, or a new one when the entries don't fit.
 func (s *Spool) writable(items []item) (*epoch, []entry, error) {
 	if s.open != nil {
-		if entries := s.entriesFor(s.open, items); s.open.room.fits(entries) {
+		if entries := entriesFor(s.open, items); s.open.room.fits(entries) {
 			s.prepare()
 			return s.open, entries, nil
 		}
@@ -112,7 +112,7 @@ func (s *Spool) writable(items []item) (*epoch, []entry, error) {
 	s.mu.Lock()
 	s.epochs = append(s.epochs, e)
 	s.mu.Unlock()
-	entries := s.entriesFor(e, items)
+	entries := entriesFor(e, items)
 	if !e.room.fits(entries) { // the disk only had room for a smaller epoch
 		return nil, nil, s.isFullNow(fmt.Errorf("%w: %d entries don't fit an epoch", ErrFull, len(entries)))
 	}
@@ -120,16 +120,14 @@ func (s *Spool) writable(items []item) (*epoch, []entry, error) {
 }
 
 // entriesFor puts an attempt's meta before its first batch in an epoch.
-func (s *Spool) entriesFor(e *epoch, items []item) []entry {
+func entriesFor(e *epoch, items []item) []entry {
 	entries := make([]entry, 0, len(items)+1)
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	met := map[string]bool{}
 	for _, it := range items {
 		if !e.met[it.attempt] && !met[it.attempt] {
 			met[it.attempt] = true
 			k := appendKey(nil, key{kind: kindMeta, attempt: it.attempt})
-			entries = append(entries, entry{key: k, value: appendValue(nil, k, header{}, s.attempt(it.attempt).meta)})
+			entries = append(entries, entry{key: k, value: appendValue(nil, k, header{}, it.meta)})
 		}
 		entries = append(entries, it.entry)
 	}

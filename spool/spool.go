@@ -80,11 +80,12 @@ type Spool struct {
 
 // attempt is what is known beside the epochs. Guarded by Spool.mu.
 type attempt struct {
-	meta  []byte
-	acked int64 // -1 = not known
-	end   int64
-	state State
-	holes []hole // sorted by first
+	meta     []byte
+	expected bool  // the meta was set for a batch that is still to come
+	acked    int64 // -1 = not known
+	end      int64
+	state    State
+	holes    []hole // sorted by first
 }
 
 // hole is a range that was given up knowingly.
@@ -164,11 +165,13 @@ func existingParent(dir string) string {
 }
 
 // SetMeta says what is to be stored beside an attempt's first batch in every epoch (at most 4 KiB).
-// It must come before the attempt's first Append; it is known again after a restart.
+// It must come before the attempt's first Append, and again before one that follows when nothing of the attempt was held any more;
+// it is known again after a restart.
 func (s *Spool) SetMeta(id string, meta []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.attempt(id).meta = append([]byte{}, meta[:min(len(meta), maxMeta)]...)
+	a := s.attempt(id)
+	a.meta, a.expected = append([]byte{}, meta[:min(len(meta), maxMeta)]...), true
 }
 
 // SetState says whether an attempt's batches wait to be shipped or have nobody to take them.
@@ -194,18 +197,11 @@ func (s *Spool) Ack(id string, next int64) {
 	}
 }
 
-// Forget drops what is known of an attempt of which nothing is held any more: its meta above all.
-func (s *Spool) Forget(id string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// forget drops what is known of an attempt of which nothing is held any more. It needs mu.
+func (s *Spool) forget(id string) {
 	a := s.attempts[id]
-	if a == nil || len(a.holes) > 0 || a.end > a.acked {
+	if a == nil || a.expected || len(a.holes) > 0 || a.end > a.acked || slices.ContainsFunc(s.epochs, func(e *epoch) bool { return e.spans[id] != nil }) {
 		return
-	}
-	for _, e := range s.epochs {
-		if e.spans[id] != nil {
-			return
-		}
 	}
 	delete(s.attempts, id)
 }

@@ -2,7 +2,9 @@ package spool
 
 import (
 	"errors"
+	"fmt"
 	"io"
+	"path/filepath"
 	"testing"
 )
 
@@ -34,4 +36,30 @@ func TestAppendedBatchesAreReadBack(t *testing.T) {
 	if st := r.Stats(); st.Epochs != 0 || st.DiskUsed != 0 {
 		t.Fatalf("after the drain: %+v", st)
 	}
+}
+
+// What is known of an attempt goes with its last batch: an agent that lives for years spills many.
+func TestAttemptsAreForgotten(t *testing.T) {
+	t.Parallel()
+	r := start(t, Config{Dir: filepath.Join(fastDir(t), "s"), MaxSize: 64 << 20})
+	for i := range 100 {
+		id := fmt.Sprintf("job%d/1", i)
+		r.SetMeta(id, []byte("m"))
+		must(t, r.Append(t.Context(), batch(id, 0, 10, 100)))
+		r.Ack(id, 10)
+	}
+	for changed := r.Changed(); r.Stats().Epochs > 0; changed = r.Changed() {
+		<-changed
+	}
+	r.mu.Lock()
+	left := len(r.attempts)
+	r.mu.Unlock()
+	if left != 0 {
+		t.Errorf("%d of 100 attempts are remembered", left)
+	}
+	// One that prints again after all of it was taken begins where it left off.
+	r.SetMeta("job1/1", []byte("m"))
+	must(t, r.Append(t.Context(), batch("job1/1", 10, 10, 100)))
+	r.expect("job1/1", 10, 20, 100)
+	r.stop()
 }
