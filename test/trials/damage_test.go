@@ -90,7 +90,7 @@ func (w *world) abandonedBacklog(t *testing.T) (ids []string, all []work) {
 	until(t, "something is in memory", func() bool { st := w.status(t); return third.truth(t).Read > 0 && st.Logs.Memory > 0 })
 	w.killAgent(t)
 	for _, does := range all[1:] {
-		until(t, "the jobs know that the agent is gone", func() bool { tr := does.truth(t); return tr.Broken || tr.Printed })
+		until(t, "the jobs know that the agent is gone", func() bool { return does.truth(t).Over })
 	}
 	if err := w.Server.Kill(); err != nil {
 		t.Fatal(err)
@@ -262,7 +262,7 @@ func (d *damaging) arrived(t *testing.T) bool {
 	return true
 }
 
-// zombie says that a child of ours has ended.
+// zombie says that a process has ended, buried or not.
 func zombie(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

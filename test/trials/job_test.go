@@ -56,6 +56,7 @@ type truth struct {
 	Read    int64 // of those on stdout, the ones that have left the pipe again: the agent has read them
 	Printed bool  // all lines
 	Broken  bool  // the agent died, and Read is final
+	Over    bool  // it says no more: all is printed, or the agent died, and may have taken it along before it could say so
 }
 
 func (w work) truth(t *testing.T) (tr truth) {
@@ -67,7 +68,12 @@ func (w work) truth(t *testing.T) (tr truth) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return truth{int64(binary.LittleEndian.Uint64(b)), int64(binary.LittleEndian.Uint64(b[8:])), b[16] == stagePrinted, b[16] == stageBroken}
+	tr = truth{
+		Written: int64(binary.LittleEndian.Uint64(b)), Read: int64(binary.LittleEndian.Uint64(b[8:])),
+		Printed: b[16] == stagePrinted, Broken: b[16] == stageBroken,
+	}
+	tr.Over = tr.Printed || tr.Broken || zombie(int(binary.LittleEndian.Uint32(b[20:])))
+	return tr
 }
 
 // How far the job is.
@@ -86,7 +92,8 @@ func note(f io.WriterAt, written int64, stage byte) error {
 	}
 	b := binary.LittleEndian.AppendUint64(nil, uint64(written))
 	b = binary.LittleEndian.AppendUint64(b, uint64(written-int64(waiting)))
-	b = append(b, stage, 0, 0, 0, 0, 0, 0, 0)
+	b = append(b, stage, 0, 0, 0)
+	b = binary.LittleEndian.AppendUint32(b, uint32(os.Getpid()))
 	_, err = f.WriteAt(b, 0)
 	return err
 }
