@@ -15,6 +15,9 @@ type QueuedLog struct {
 	Batches []QueuedBatch
 }
 
+// EncodingIdentity is how Decode is told that what it gets is NDJSON already, as a QueuedBatch's text is.
+const EncodingIdentity = encIdentity
+
 // QueuedBatch is a stretch of a log as NDJSON. A damaged one has no text.
 type QueuedBatch struct {
 	First, Count int64

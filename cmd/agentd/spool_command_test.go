@@ -15,15 +15,17 @@ import (
 	"time"
 
 	"agentd/agent/protocol"
+	"agentd/shipper"
 	"agentd/spool"
 )
 
 // spooled is a state directory with a spool in it that runs until stop.
 type spooled struct {
-	config string
-	dir    string
-	spool  *spool.Spool
-	stop   func()
+	config  string
+	dir     string
+	runtime string
+	spool   *spool.Spool
+	stop    func()
 }
 
 func newSpooled(t *testing.T) *spooled {
@@ -49,7 +51,7 @@ func newSpooled(t *testing.T) *spooled {
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = s.Run(ctx) })
 	wg.Go(func() { _ = srv.Serve(l) })
-	sp := &spooled{config, filepath.Join(state, "spool"), s, sync.OnceFunc(func() { cancel(); _ = srv.Close(); wg.Wait() })}
+	sp := &spooled{config, filepath.Join(state, "spool"), runtime, s, sync.OnceFunc(func() { cancel(); _ = srv.Close(); wg.Wait() })}
 	t.Cleanup(sp.stop)
 	return sp
 }
@@ -185,4 +187,51 @@ func TestSpoolCatFollows(t *testing.T) {
 		t.Fatal(ran)
 	}
 	_ = r.Close()
+}
+
+// What an agent left in memory stands behind what is in the spool, can't be removed, and isn't in the way when it can't be read.
+func TestSpoolCommandsShowWhatWasLeftInMemory(t *testing.T) {
+	sp := newSpooled(t)
+	sp.append(t, "job_a/1", 0, protocol.Record{Time: time.Now().UnixMicro(), Stream: protocol.Stdout, Text: "spooled"})
+	sp.stop()
+	type silent struct{ shipper.Sender }
+	file := filepath.Join(sp.runtime, "queue")
+	s, err := shipper.New(shipper.Config{QueueFile: file, Memory: 4 << 20, Sender: silent{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, job := range []string{"job_a", "job_b"} {
+		l, err := s.Open(protocol.AttemptRef{JobID: job, Attempt: 1, LeaseToken: "t"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Remark("first words") // number 0, which the spool has of job_a
+		l.Remark("last words")
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := sp.run(t, exitDone, "cat", "job_a"); got != "spooled\n[agentd] last words\n" {
+		t.Errorf("cat prints %q", got)
+	}
+	if got := sp.run(t, exitDone, "cat", "job_b"); got != "[agentd] first words\n[agentd] last words\n" {
+		t.Errorf("cat prints %q", got)
+	}
+	var list []spoolLine
+	if err := json.Unmarshal([]byte(sp.run(t, exitDone, "ls", "--json")), &list); err != nil {
+		t.Fatal(err)
+	}
+	if len(list) != 2 || list[0].Lines != 2 || list[1].Lines != 2 || list[1].Job != "job_b" || list[1].State != "waiting" {
+		t.Errorf("ls lists %+v", list)
+	}
+	if got := sp.run(t, exitDone, "verify"); !strings.Contains(got, "5 records read; 0 records lost") { // the batch that the spool has a part of is read as a whole
+		t.Errorf("verify says %q", got)
+	}
+	sp.run(t, exitFailed, "rm", "job_a/1", "--yes")
+	if err := os.WriteFile(file, []byte("something else"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := sp.run(t, exitDone, "cat", "job_a"); got != "spooled\n" {
+		t.Errorf("with an unreadable queue, cat prints %q", got)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -14,9 +15,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
+	"agentd/shipper"
 	"agentd/spool"
 )
 
@@ -61,7 +64,33 @@ func (c *cli) spoolArea(ctx context.Context, flags *pflag.FlagSet) (spoolArea, f
 	case err != nil:
 		return nil, nil, err
 	}
-	return &offline{Reader: r, dir: dir}, r.Close, nil
+	left, err := c.leftInMemory(s)
+	if err != nil {
+		return nil, nil, errors.Join(err, r.Close())
+	}
+	return &offline{Reader: r, dir: dir, queued: left}, r.Close, nil
+}
+
+// leftInMemory reads what an agent that was killed had not spooled yet: its last two seconds, which are what people look for.
+func (c *cli) leftInMemory(s settings) (map[string]shipper.QueuedLog, error) {
+	path := filepath.Join(s.RuntimeDir, "queue")
+	logs, err := shipper.InspectQueue(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil //nolint:nilnil // nothing was left, as after a reboot
+	case errors.Is(err, fs.ErrPermission):
+		return nil, err
+	case err != nil:
+		fmt.Fprintf(c.err, "agentd: what the agent had in memory can't be read, and is left out: %v\n", err)
+		return nil, nil //nolint:nilnil // what is in the spool can be shown all the same
+	}
+	left := map[string]shipper.QueuedLog{}
+	for _, l := range logs {
+		if len(l.Batches) > 0 {
+			left[l.Ref.JobID+"/"+strconv.FormatInt(l.Ref.Attempt, 10)] = l
+		}
+	}
+	return left, nil
 }
 
 // source is an archive when one was named.
@@ -102,23 +131,93 @@ func (d *daemonClient) open(ctx context.Context, method, path string) (io.ReadCl
 	return nil, exit(code, fmt.Errorf("the agent answered %s: %s", resp.Status, strings.TrimSpace(string(text))))
 }
 
-// offline reads the directory itself. Changing it needs the directory's lock: no agent may run.
+// offline reads the directory itself, and behind it what the agent left in memory. Changing it needs the directory's lock: no agent may run.
 type offline struct {
 	*spool.Reader
-	dir string
+	dir    string
+	queued map[string]shipper.QueuedLog // by attempt
 }
 
 func (o *offline) Attempts(context.Context) ([]spool.AttemptInfo, error) {
-	return o.Reader.Attempts(), nil
+	list := o.Reader.Attempts()
+	for _, id := range slices.Sorted(maps.Keys(o.queued)) {
+		log := o.queued[id]
+		i := slices.IndexFunc(list, func(in spool.AttemptInfo) bool { return in.Attempt == id })
+		if i < 0 {
+			first := log.Batches[0].First
+			list, i = append(list, spool.AttemptInfo{Attempt: id, First: first, Next: first}), len(list)
+		}
+		in := &list[i]
+		if log.Next <= in.Next {
+			continue // the spool has all of it
+		}
+		if in.State == spool.Shipped {
+			in.State = spool.Waiting
+		}
+		for _, b := range log.Batches {
+			if b.First+b.Count > in.Next {
+				in.Batches++
+				in.Bytes += int64(len(b.Text))
+				in.Decoded += int64(len(b.Text))
+			}
+		}
+		in.Next = log.Next
+	}
+	return list, nil
 }
 
+// Batches are the spooled ones from a number on, and then those in memory that follow them.
 func (o *offline) Batches(_ context.Context, id string, from int64) iter.Seq2[spool.Batch, error] {
 	return func(yield func(spool.Batch, error) bool) {
 		if err := o.Refresh(); err != nil {
 			yield(spool.Batch{}, err)
 			return
 		}
-		o.Reader.Batches(id, from)(yield)
+		next := from
+		for b, err := range o.Reader.Batches(id, from) {
+			if h, ok := errors.AsType[*spool.HoleError](err); ok {
+				next = h.Next
+			} else if err == nil {
+				next = b.Next()
+			}
+			if !yield(b, err) {
+				return
+			}
+		}
+		for b, err := range o.fromMemory(id, next) {
+			if !yield(b, err) {
+				return
+			}
+		}
+	}
+}
+
+// fromMemory are the batches of an attempt that end above a number. What is missing before the first of them was shipped.
+func (o *offline) fromMemory(id string, next int64) iter.Seq2[spool.Batch, error] {
+	return func(yield func(spool.Batch, error) bool) {
+		first := true
+		for _, q := range o.queued[id].Batches {
+			end := q.First + q.Count
+			if end <= next {
+				continue
+			}
+			if q.First > next && !first && !yield(spool.Batch{}, &spool.HoleError{Attempt: id, First: next, Next: q.First, Reason: spool.ReasonMissing}) {
+				return
+			}
+			first, next = false, end
+			if q.Damaged {
+				if !yield(spool.Batch{}, &spool.HoleError{Attempt: id, First: q.First, Next: end, Reason: spool.ReasonCorrupt}) {
+					return
+				}
+				continue
+			}
+			if !yield(spool.Batch{
+				Attempt: id, First: q.First, Count: q.Count, Encoding: shipper.EncodingIdentity, Decoded: int64(len(q.Text)),
+				Stored: time.Now(), Data: q.Text,
+			}, nil) {
+				return
+			}
+		}
 	}
 }
 
@@ -127,6 +226,9 @@ func (o *offline) DeadLetters(context.Context) iter.Seq2[spool.DeadLetter, error
 }
 
 func (o *offline) Remove(ctx context.Context, id string) error {
+	if _, ok := o.queued[id]; ok {
+		return exit(exitFailed, fmt.Errorf("a part of %s is in memory that the agent left: start the agent, and remove it then", id))
+	}
 	return o.change(ctx, func(s *spool.Spool) error { return s.Remove(ctx, id) })
 }
 

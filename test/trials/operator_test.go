@@ -64,13 +64,19 @@ func TestOperatorReadsOnTheHostDuringAnOutage(t *testing.T) {
 	_, _ = followed.WriteTo(new(bytes.Buffer))
 	_ = follow.Wait() // ended by us
 
+	// After the kill all is there that the agent had read, its last two seconds too.
 	w.killAgent(t)
+	until(t, "the job has ended", func() bool { return does.truth(t).Over })
 	offline := w.agentd(t, "spool", "cat", id)
-	if n := int64(bytes.Count(offline, []byte("\n"))); n < beginning {
-		t.Errorf("%d lines are here after the kill, and %d were before", n, beginning)
-	}
-	if again := consecutive(t, bufio.NewReader(bytes.NewReader(offline)), does, beginning); again != from {
+	n := int64(bytes.Count(offline, []byte("\n")))
+	if again := consecutive(t, bufio.NewReader(bytes.NewReader(offline)), does, n); again != from {
 		t.Errorf("the log begins with line %d after the kill, and did with %d before", again, from)
+	}
+	if read := does.truth(t).Read / int64(does.Size); from-1+n < read {
+		t.Errorf("the log ends with line %d after the kill, and the agent had read %d", from-1+n, read)
+	}
+	if listed := lines(); listed != n {
+		t.Errorf("spool ls says %d lines, cat prints %d", listed, n)
 	}
 
 	if err := w.StartServer(t.Context()); err != nil {
