@@ -87,6 +87,13 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, route string, e e
 func (c *call) apart(e endpoint) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
+		defer func() {
+			// Nobody else would catch it on this goroutine: a writer that somebody has put around ours may panic as it answers.
+			if p := recover(); p != nil {
+				c.wrote = true // or tried to
+				c.panicked(p)
+			}
+		}()
 		c.step(e)
 		if c.then == nil && !c.cut && c.ProtoMajor == 1 { // with HTTP/2 the end of the stream would be a frame more
 			_ = http.NewResponseController(c.w).Flush() // the client may be gone

@@ -70,3 +70,38 @@ func TestFaultsOfAnEndpoint(t *testing.T) {
 		}
 	}
 }
+
+// mined panics when it is written to.
+type mined struct{ http.ResponseWriter }
+
+func (mined) Write([]byte) (int, error) { panic("a fault") }
+func (mined) FlushError() error         { panic("a fault") }
+
+// TestFaultsOfAWriter: a writer that somebody has put around the server's may panic, and costs no more than its connection.
+func TestFaultsOfAWriter(t *testing.T) {
+	for name, run := range map[string]endpoint{
+		"answers": func(c *call) error { return c.answer(http.StatusOK, struct{}{}) },
+		"says no": func(*call) error { return leaseLost() },
+		"panics":  func(*call) error { panic("a fault") },
+		"flushes": func(*call) error { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var e *env
+			e = newWrappedEnv(t, nil, func(http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { e.srv.serve(mined{w}, r, "test", run, false) })
+			})
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://server/", http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := e.web.Do(req)
+			if err == nil {
+				_, err = io.ReadAll(resp.Body)
+				resp.Body.Close()
+			}
+			if err == nil {
+				t.Errorf("got a whole answer, %d; want a cut connection", resp.StatusCode)
+			}
+		})
+	}
+}

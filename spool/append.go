@@ -94,7 +94,7 @@ func (s *Spool) addMeta(items []item) error {
 	return nil
 }
 
-// buffers are kept from one Append to the next: fresh memory for each value cost as much as all that badger does with it.
+// buffers are kept from one Append to the next: fresh memory for each value cost half as much as all that badger does with it.
 type buffers struct{ pool sync.Pool }
 
 func (b *buffers) take(size int) []byte {

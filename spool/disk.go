@@ -31,7 +31,8 @@ func isFull(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, ErrFull)
 }
 
-// allocate gives a file blocks for its first size bytes, so that writing to them can't fail for lack of space. With grow it also gets that length. It is not synced.
+// allocate gives a file blocks for its first size bytes, so that writing to them can't fail for lack
+// of space. With grow it also gets that length. It is not synced.
 func allocate(path string, size int64, grow bool) (err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, fileMode)
 	if err != nil {

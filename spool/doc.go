@@ -17,12 +17,12 @@
 //
 // # What badger does here, and what it doesn't
 //
-// badger takes the writes: group commits into a value log and a write-ahead log. It writes them to memory
-// (mirror.go), and we bring that to its files. Nothing is read through it. A database that exists is never opened with it again, because
-// damage can end the process inside Open, in a goroutine that nobody can recover, and because Open
-// writes to sparse mappings, which on a full disk is a SIGBUS. Epochs are read with the reader in vlog.go,
-// which checks every length before it allocates. So what
-// the spool holds can't keep the process from starting, and a start costs O(epochs).
+// badger takes the writes: group commits into a value log and a write-ahead log. It writes them to
+// memory (mirror.go), and we bring that to its files. Nothing is read through it. A database that
+// exists is never opened with it again, because damage can end the process inside Open, in a
+// goroutine that nobody can recover, and because Open writes to sparse mappings, which on a full
+// disk is a SIGBUS. Epochs are read with the reader in vlog.go, which checks every length before it
+// allocates. So what the spool holds can't keep the process from starting, and a start costs O(epochs).
 //
 //   - Every value is in the value log (no threshold), so that this one file is all there is to know.
 //   - Writes are made durable by one fdatasync of the value log, on a descriptor that was open before

@@ -42,9 +42,10 @@ func scanEpoch(dir string) (scanResult, error) {
 	res := scanResult{ix: newIndex()}
 	f, err := os.Open(filepath.Join(dir, vlogName))
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && len(dirNames(dir)) == 0:
-		return res, nil // killed when it had made the directory, and before the marker was in it
 	case errors.Is(err, fs.ErrNotExist):
+		if names, err := os.ReadDir(dir); err == nil && len(names) == 0 {
+			return res, nil // killed when it had made the directory, and before the marker was in it
+		}
 		res.damage = append(res.damage, errors.New(vlogName+": missing"))
 	case err != nil:
 		return res, err

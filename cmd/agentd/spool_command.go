@@ -20,8 +20,8 @@ func (c *cli) spoolCommand() *cobra.Command {
 		Use:   "spool",
 		Short: "Look at the logs that wait on this host",
 		Long: "The spool holds what couldn't be shipped yet. These commands work against a running agent, with the agent\n" +
-			"stopped, after a crash and on a full disk, and but for rm they change nothing. After a crash they also show what\n" +
-			"the agent had in memory.",
+			"stopped, after a crash and on a full disk, and but for rm they change nothing. After a crash ls, cat, verify\n" +
+			"and export also show what the agent had in memory.",
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_ = cmd.Help() // it goes to where errors would

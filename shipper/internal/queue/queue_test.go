@@ -63,6 +63,20 @@ func fill(t testing.TB, batches, size int) sample {
 	return s
 }
 
+// begun is a queue with one attempt in it, of which nothing was read yet.
+func begun(t testing.TB) (path string, q *File, a *Attempt) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "queue")
+	q, _, err := Open(path, Options{Size: 8 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, err = q.Begin(Ident{JobID: "j", Attempt: 1, MaxLine: 4096}); err != nil {
+		t.Fatal(err)
+	}
+	return path, q, a
+}
+
 func put(t testing.TB, a *Attempt, stream int, p []byte) {
 	t.Helper()
 	r := a.Raw(stream)
@@ -161,15 +175,7 @@ func TestReleasedBatchesGiveTheirPagesBack(t *testing.T) {
 func TestIntentIsARunWhenItsBytesAreThere(t *testing.T) {
 	for _, n := range []int{1, 2, 15, 16, 17, 1000, 4000, 9000} {
 		for _, read := range []int{0, n} {
-			path := filepath.Join(t.TempDir(), "queue")
-			q, _, err := Open(path, Options{Size: 8 << 20})
-			if err != nil {
-				t.Fatal(err)
-			}
-			a, err := q.Begin(Ident{JobID: "j", Attempt: 1, MaxLine: 4096})
-			if err != nil {
-				t.Fatal(err)
-			}
+			path, q, a := begun(t)
 			put(t, a, 0, []byte("before"))
 			if _, err := a.Raw(0).Space(false); err != nil {
 				t.Fatal(err)
@@ -198,15 +204,7 @@ func TestIntentIsARunWhenItsBytesAreThere(t *testing.T) {
 
 // What a kill leaves of a copy of our own, whose parts may be stored in any order: nothing.
 func TestCopyThatWasNotFinishedIsNothing(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "queue")
-	q, _, err := Open(path, Options{Size: 8 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := q.Begin(Ident{JobID: "j", Attempt: 1, MaxLine: 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
+	path, q, a := begun(t)
 	raw := a.Raw(0)
 	if _, err := raw.Space(false); err != nil {
 		t.Fatal(err)
